@@ -1,0 +1,1 @@
+"""What each stage does: artifacts in, one artifact out."""

@@ -1,0 +1,1 @@
+"""Pure functions behind the stages: tensors and plans in, tensors and plans out; no files, no Ray, no DeepSpeed."""

@@ -1,0 +1,39 @@
+"""The form of an objective, and of what it is given (B rows, S sequences, L chosen tokens of the longest)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from stages.algorithms.loss import Loss
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The chosen tokens of some sequences, padded; a filler has an all-False mask and zero weights."""
+
+    mask_SL: Tensor
+    weight_B: Tensor
+    token_fields: dict[str, Tensor] = field(default_factory=dict)
+    """name -> [S, L]."""
+    row_fields: dict[str, Tensor] = field(default_factory=dict)
+    """name -> [B]."""
+
+
+class Objective:
+    """One loss on one kind of network. Options are the constructor's keyword arguments."""
+
+    network: ClassVar[Literal["causal", "scorer"]] = "causal"
+    """Causal: outputs are log-probabilities of the chosen tokens. Scorer: a value for each."""
+    select: ClassVar[Literal["before", "at"]] = "before"
+    """Whether an output is read at the token before a chosen one (which predicts it) or at itself."""
+    unit: ClassVar[Literal["token", "row"]] = "token"
+    """What the loss of a step is divided by."""
+    temperature: float = 1.0
+    entropy: ClassVar[bool] = False
+    """Whether outputs_SL comes with the entropy of each prediction."""
+
+    def loss(self, outputs_SL: Tensor, entropy_SL: Tensor | None, batch: MicroBatch) -> Loss:
+        raise TypeError(f"{type(self).__name__} has no loss")

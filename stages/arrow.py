@@ -1,0 +1,73 @@
+"""Schemas of every Arrow output, and how they are written: sorted by key, so that equal content is equal bytes.
+
+Files are Arrow IPC streams, which both `pyarrow.ipc.open_stream` and `datasets.Dataset.from_file` map.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterable
+
+import pyarrow as pa
+
+from stages.errors import UserError
+
+_IDS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+
+DATA = {
+    "texts": pa.schema([("id", pa.string()), ("text", pa.string())]),
+    "demonstrations": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string())]),
+    "preferences": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("chosen", pa.string()), ("rejected", pa.string())]),
+    "prompts": pa.schema([("id", pa.string()), ("prompt", pa.string())]),
+}
+ROLLOUTS = pa.schema(
+    [
+        ("iteration", pa.int32()), ("prompt_id", pa.string()), ("sample", pa.int32()), ("policy", pa.string()),
+        ("prompt", pa.string()), ("prompt_ids", _IDS), ("response_ids", _IDS), ("logprobs", _FLOATS),
+        ("finish_reason", pa.string()), ("temperature", pa.float32()), ("seed", pa.int64()), ("text", pa.string()),
+    ]
+)
+EXPERIENCE = pa.schema(
+    [
+        *ROLLOUTS, ("trainer_logprobs", _FLOATS), ("reference_logprobs", _FLOATS), ("values", _FLOATS),
+        ("score", pa.float32()), ("shaped_rewards", _FLOATS), ("advantages", _FLOATS), ("returns", _FLOATS),
+    ]
+)
+METRICS = pa.schema([("step", pa.int32()), ("phase", pa.string()), ("name", pa.string()), ("value", pa.float64())])
+HELDOUT = pa.schema([("id", pa.string()), ("chosen_score", pa.float32()), ("rejected_score", pa.float32())])
+SAMPLES = pa.schema(
+    [
+        ("prompt_id", pa.string()), ("prompt", pa.string()), ("text", pa.string()), ("response_ids", _IDS),
+        ("finish_reason", pa.string()), ("gold_reward", pa.float32()), ("gold_terms", pa.map_(pa.string(), pa.float32())),
+        ("score", pa.float32()), ("kl", pa.float32()),
+    ]
+)
+KEYS = ("id", "iteration", "prompt_id", "sample", "step", "phase", "name")
+
+
+def write(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows (dicts with exactly the schema's columns), sorted by the key columns that the schema has."""
+    rows = list(rows)
+    keys = [name for name in schema.names if name in KEYS]
+    table = pa.Table.from_pylist(rows, schema=schema)
+    if keys:
+        table = table.sort_by([(key, "ascending") for key in keys])
+    table = table.combine_chunks()
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(table)
+
+
+def read(path: Path) -> pa.Table:
+    """Map an Arrow stream file. Raises UserError when it is missing or not whole."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_stream(source).read_all()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; run snakemake for what makes it") from None
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: not a whole Arrow stream ({error}); delete it and run snakemake again") from None
+
+
+def metric_rows(phase: str, metrics: Iterable[tuple[int, str, float]]) -> list[dict[str, Any]]:
+    """A trainer's metrics as rows of METRICS."""
+    return [{"step": step, "phase": phase, "name": name, "value": value} for step, name, value in metrics]

@@ -1,0 +1,1 @@
+"""Ray, engines and trainers: warm state behind the stages."""

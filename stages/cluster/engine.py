@@ -1,0 +1,101 @@
+"""A vLLM engine as a Ray actor: token ids in, token ids and log-probabilities out; its weights are named and proven."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from stages.cluster.actors import Resident
+
+
+class Engine(Resident):
+    """One engine (in process; `tensor_parallel` GPUs). It holds the weights of one policy at a time."""
+
+    def __init__(self, *, name: str, code_id: str, settings: dict[str, Any], environment: dict[str, str]):
+        super().__init__(role=name, code_id=code_id)
+        os.environ.update(environment)
+        self.settings, self.llm, self._made_for = settings, None, None
+
+    def warm(self) -> None:
+        """Import vLLM, which takes longer than starting an engine."""
+        import vllm  # noqa: F401
+
+    def load(self, state_id: str, folder: str, precision: str) -> dict[str, Any]:
+        """Hold the weights of a Hugging Face folder: start an engine for its architecture, or reload in place.
+
+        Nothing computed under other weights survives: the prefix cache is emptied. Returns {seconds, how}.
+        """
+        import json
+
+        began = time.perf_counter()
+        config = json.loads(open(os.path.join(folder, "config.json")).read())
+        shape = (precision, json.dumps({k: v for k, v in config.items() if not k.startswith("_")}, sort_keys=True))
+        if self.llm is not None and self._made_for == shape and self.holds.get("policy") == state_id:
+            return {"seconds": time.perf_counter() - began, "how": "held"}
+        if self.llm is None or self._made_for != shape:
+            self._start(folder, precision, config)
+            self._made_for, how = shape, "started"
+        else:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+            self.llm.collective_rpc(_refresh_tied_head)
+            self.llm.reset_prefix_cache()
+            how = "reloaded"
+        self.hold("policy", state_id)
+        return {"seconds": time.perf_counter() - began, "how": how}
+
+    def _start(self, folder: str, precision: str, config: dict) -> None:
+        import gc
+
+        import torch
+        from vllm import LLM
+
+        self.release("policy")
+        self.llm = None
+        gc.collect()
+        s = self.settings
+        memory = (
+            {"gpu_memory_utilization": s["gpu_memory"]} if torch.cuda.is_available() else {"kv_cache_memory_bytes": s["kv_cache_mb"] << 20}
+        )
+        length = int(config.get("max_position_embeddings") or 4096)
+        self.llm = LLM(
+            folder, skip_tokenizer_init=True, dtype=precision, enforce_eager=not torch.cuda.is_available(),
+            tensor_parallel_size=s["tensor_parallel"], max_num_seqs=s["max_num_seqs"], max_model_len=min(length, s["max_model_len"]),
+            max_num_batched_tokens=max(8192, min(length, s["max_model_len"])), logprobs_mode="processed_logprobs",
+            disable_log_stats=True, trust_remote_code=False, seed=0, **memory,
+        )  # fmt: skip
+
+    def generate(
+        self, state_id: str, prompts: list[list[int]], seeds: list[int], *, temperature: float, max_tokens: int, stop: list[int]
+    ) -> list[tuple[list[int], list[float], str]]:
+        """(response ids with their end-of-text, log-probabilities at the temperature, finish reason) for each prompt.
+
+        Each prompt has its own seed, so tokens do not depend on batch, order or engine. temperature 0 is greedy.
+        Raises RuntimeError when the engine does not hold `state_id`.
+        """
+        from vllm import SamplingParams
+
+        if self.holds.get("policy") != state_id:
+            raise RuntimeError(f"engine holds {self.holds.get('policy')}, not {state_id}")
+        params = [
+            SamplingParams(
+                temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, stop_token_ids=stop, ignore_eos=True,
+                detokenize=False,
+            )
+            for seed in seeds
+        ]  # fmt: skip
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        found = []
+        for output in outputs:
+            made = output.outputs[0]
+            ids = list(made.token_ids)
+            found.append((ids, [float(step[token].logprob) for step, token in zip(made.logprobs, ids)], made.finish_reason))
+        return found
+
+
+def _refresh_tied_head(worker) -> None:
+    """A head tied to the embeddings gets no weights of its own on reload, and on a CPU keeps a packed copy of the old ones."""
+    head = getattr(worker.model_runner.get_model(), "lm_head", None)
+    method = getattr(head, "quant_method", None)
+    if method is not None and worker.vllm_config.model_config.hf_config.tie_word_embeddings:
+        method.process_weights_after_loading(head)

@@ -1,0 +1,391 @@
+"""The one trainer core: a Ray actor for each rank, holding models by role, that trains any objective and scores rows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from stages.cluster.actors import Resident
+from stages.cluster.recipe import Recipe, Source
+from stages.cluster.rows import Rows
+
+
+@dataclass
+class _Held:
+    source: Source
+    network: Any
+    engine: Any = None
+
+    def __call__(self, *inputs):
+        return (self.engine or self.network)(*inputs)
+
+
+class TrainerRank(Resident):
+    """One rank of a trainer group. Calls to all ranks of a group go out together; collectives keep them in step."""
+
+    def __init__(self, *, name: str, code_id: str, rank: int, world: int, hardware: dict[str, Any], environment: dict[str, str]):
+        super().__init__(role=f"{name} rank {rank}/{world}", code_id=code_id)
+        os.environ.update(environment)
+        self.rank, self.world, self.hardware = rank, world, hardware
+        self._models: dict[str, _Held] = {}
+        self._progress: dict[str, Any] = {}
+        self._cancel = threading.Event()
+        self._joined: str | None = None
+
+    def address(self) -> str:
+        """HOST:PORT free for the group's rendezvous, on the node of this rank."""
+        import socket
+
+        with socket.socket() as s:
+            s.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{s.getsockname()[1]}"
+
+    def join(self, address: str) -> None:
+        """Start torch.distributed; every later collective has a deadline."""
+        host, _, port = address.rpartition(":")
+        os.environ.update(
+            MASTER_ADDR=host, MASTER_PORT=port, RANK=str(self.rank), WORLD_SIZE=str(self.world),
+            LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", ACCELERATE_USE_DEEPSPEED="true",
+        )  # fmt: skip
+        os.environ.pop("ACCELERATE_USE_CPU", None)  # it would silently give DistributedDataParallel
+        from datetime import timedelta
+
+        import torch
+
+        torch.set_num_threads(self.hardware["threads"])
+        self.cuda = torch.cuda.is_available()
+        if not self.cuda:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        self.device = torch.device("cuda", 0) if self.cuda else torch.device("cpu")
+        import logging
+
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", timeout=timedelta(minutes=10))
+        if torch.distributed.get_world_size() != self.world:
+            raise RuntimeError("torch.distributed has another number of ranks than the group")
+        import stages.cluster.network  # noqa: F401  transformers, so that the first job does not wait for it
+
+        self._joined = address
+
+    @ray.method(concurrency_group="control")
+    def joined(self) -> str | None:
+        """The rendezvous that this rank is part of."""
+        return self._joined
+
+    # -- models ---------------------------------------------------------------------------------------------------
+
+    def _zero_config(self, precision: str, max_grad_norm: float = 1.0) -> dict:
+        from stages.cluster import zero
+
+        return zero.configuration(
+            stage=self.hardware["zero_stage"], world=self.world, precision=precision, max_grad_norm=max_grad_norm,
+            offload=self.hardware["offload_optimizer"],
+        )  # fmt: skip
+
+    def _load(self, source: Source, config: dict):
+        from stages.cluster import network, zero
+
+        partition = zero.partitioned_loading(config)  # kept alive while the weights load
+        loaded = network.load(source.folder, source.kind, precision=source.precision, seed=source.seed)
+        del partition
+        return loaded.to(self.device)
+
+    def _frozen(self, role: str, source: Source) -> _Held:
+        """A model to score with: the held one if it has these weights."""
+        held = self._models.get(role)
+        if held is None or held.source.state_id != source.state_id:
+            self._drop(role)
+            config = self._zero_config(source.precision)
+            held = _Held(source, self._load(source, config))
+            if self.hardware["zero_stage"] == 3:
+                from stages.cluster import zero
+
+                held.engine = zero.make_engine(held.network, config, None)
+            self._keep(role, held)
+        return held
+
+    def _trainable(self, role: str, source: Source, optimizer: dict, resume: Path | None) -> _Held:
+        """A model to train: the held engine if it stands where the source's optimizer state does."""
+        import torch
+
+        from stages.cluster import zero
+
+        held = self._models.get(role)
+        if not resume and source.optimizer and held and held.engine and held.source.state_id == source.state_id:
+            if held.engine.optimizer is not None and _trained(held.engine):
+                return held
+        self._drop(role)
+        config = self._zero_config(source.precision, optimizer["max_grad_norm"])
+        network = self._load(source, config)
+        weights = zero.read_tensors(resume / "weights.safetensors") if resume else None
+        if weights is not None:
+            _copy_into(network, weights)
+        adamw = torch.optim.AdamW(
+            [p for p in network.parameters() if p.requires_grad],
+            lr=optimizer["learning_rate"], betas=tuple(optimizer["betas"]), eps=optimizer["eps"],
+            weight_decay=optimizer["weight_decay"], foreach=not self.cuda, fused=self.cuda,
+        )  # fmt: skip
+        held = _Held(source, network, zero.make_engine(network, config, adamw))
+        held.engine.eval()  # dropout stays off
+        saved = resume / "optimizer.safetensors" if resume else source.optimizer
+        if saved:
+            state = zero.read_tensors(Path(saved))
+            if source.precision != "float32":
+                masters = weights if weights is not None else {k[7:]: v for k, v in state.items() if k.startswith("master/")}
+                zero.load_masters(held.engine, masters)
+            zero.load_optimizer_state(held.engine, state)
+        self._keep(role, held)
+        return held
+
+    def _keep(self, role: str, held: _Held) -> None:
+        self._models[role] = held
+        self.hold(role, held.source.state_id)
+
+    def _drop(self, role: str) -> None:
+        held = self._models.pop(role, None)
+        if held is not None:
+            self.release(role)
+            if held.engine is not None and held.engine.optimizer is not None:
+                held.engine.destroy()
+            del held
+            import gc
+
+            gc.collect()
+
+    def rename(self, role: str, state_id: str) -> None:
+        """The weights held for a role have become an artifact's."""
+        from dataclasses import replace
+
+        held = self._models[role]
+        held.source = replace(held.source, state_id=state_id)
+        self.hold(role, state_id)
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe) -> dict[str, Any]:
+        """Train a role on rows; returns {"metrics": [(step, name, value)], "steps": n, "cancelled": bool}.
+
+        Resumes from recipe.state. The loss of a step is divided once, by the step's own count over all ranks.
+        """
+        import numpy as np
+        import torch
+
+        from stages.algorithms import planner
+        from stages.algorithms.loss import add_metrics
+        from stages.algorithms.schedule import learning_rate_factor
+        from stages.cluster.network import Collator
+
+        self._cancel.clear()
+        self.busy = f"training {role}"
+        o = recipe.optimizer
+        resume = _latest(recipe.state)
+        held = self._trainable(role, source, o, resume)
+        objective = _named(recipe.objective)(**recipe.options)
+        collator = Collator(
+            rows, select=objective.select, pack_length=self.hardware["pack_length"],
+            pad_id=held.network.config.pad_token_id or 0, device=self.device,
+        )  # fmt: skip
+        lengths = rows.row_tokens_B.tolist()
+        steps = [
+            step
+            for epoch in range(recipe.epochs)
+            for step in planner.plan_steps(
+                lengths, planner.epoch_order(len(rows), seed=recipe.seed, epoch=epoch), rows_per_step=o["batch_size"],
+                ranks=self.world, tokens_per_micro_batch=max(self.hardware["micro_batch_tokens"], max(lengths)),
+            )
+        ]  # fmt: skip
+        chosen_B = rows.chosen_S.reshape(-1, rows.per_row).sum(axis=1)
+        shortest = int(np.argmin(rows.row_tokens_B))
+        total = recipe.total_steps or len(steps)
+        done = json.loads((resume / "progress.json").read_text()) if resume else {"step": 0, "metrics": []}
+        metrics = [tuple(m) for m in done["metrics"]]
+        began, tokens, cancelled = time.perf_counter(), 0, False
+        for index in range(done["step"], len(steps)):
+            step, clock = steps[index], recipe.first_step + index
+            rate = o["learning_rate"] * learning_rate_factor(
+                clock, kind=o["schedule"], warmup_steps=round(o["warmup"] * total), total_steps=total, floor=o["floor"]
+            )
+            for group in held.engine.optimizer.param_groups:
+                group["lr"] = rate
+            count = float(chosen_B[step.rows].sum()) if objective.unit == "token" else float(len(step.rows))
+            seen, maxima = {"loss": (torch.zeros((), dtype=torch.float64), torch.tensor(count / self.world, dtype=torch.float64))}, {}
+            for members in step.micro_batches[self.rank]:
+                filler = not members
+                members = members or [shortest]
+                ids, positions, select, targets = collator.inputs(members)
+                outputs_N, entropy_N = held(ids, positions, select, targets, objective.temperature, "entropy" if objective.entropy else None)
+                loss = objective.loss(
+                    collator.padded(outputs_N, members),
+                    None if entropy_N is None else collator.padded(entropy_N, members),
+                    collator.micro_batch(members, filler=filler),
+                )
+                held.engine.backward(
+                    planner.deepspeed_scale(loss.sum, global_count=count, ranks=self.world, accumulation=1), scale_wrt_gas=False
+                )
+                seen = add_metrics(seen, {"loss": (loss.sum.detach().double().cpu(), torch.zeros((), dtype=torch.float64)), **loss.metrics})
+                for name, value in loss.maxima.items():
+                    maxima[name] = max(maxima.get(name, float("-inf")), float(value))
+            held.engine.step()
+            means, peaks, cancelled = self._reduce(seen, maxima)
+            values = {**means, **peaks, "grad_norm": float(held.engine.get_global_grad_norm()), "learning_rate": rate}
+            if not all(np.isfinite(v) for v in (values["loss"], values["grad_norm"])):
+                raise RuntimeError(f"{role}: loss {values['loss']}, gradient norm {values['grad_norm']} at step {index}")
+            metrics += [(clock, name, value) for name, value in sorted(values.items())]
+            tokens += int(rows.row_tokens_B[step.rows].sum())
+            self._progress = {
+                "done": index + 1, "total": len(steps), "tokens_per_s": tokens / (time.perf_counter() - began),
+                "metrics": {"loss": values["loss"]},
+            }  # fmt: skip
+            last = index + 1 == len(steps)
+            if recipe.state and not last and (cancelled or (index + 1) % recipe.save_every == 0):
+                self._save_state(held, Path(recipe.state), {"step": index + 1, "metrics": metrics})
+            if cancelled and not last:
+                break
+        self.rename(role, f"{source.state_id}+{time.time_ns()}")  # no artifact's any more, until it is published
+        return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "tokens": tokens}
+
+    def _reduce(self, seen: dict, maxima: dict[str, float]) -> tuple[dict[str, float], dict[str, float], bool]:
+        """Metrics over all ranks, divided once; whether any rank was told to stop."""
+        import torch
+
+        names, peaks = sorted(seen), sorted(maxima)
+        flat = torch.tensor([float(x) for n in names for x in seen[n]] + [float(self._cancel.is_set())], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(flat)
+        top = torch.tensor([maxima[n] for n in peaks] or [0.0], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
+        flat, top = flat.tolist(), top.tolist()
+        means = {n: flat[2 * i] / flat[2 * i + 1] for i, n in enumerate(names) if flat[2 * i + 1]}
+        return means, dict(zip(peaks, top)), flat[-1] > 0
+
+    def _save_state(self, held: _Held, folder: Path, progress: dict) -> None:
+        """Whole or not at all; the state before it goes only then."""
+        import torch
+
+        from stages.cluster import zero
+
+        keep = self.rank == 0
+        weights = zero.full_parameters(held.network, master=held.source.precision != "float32", keep=keep)
+        optimizer = zero.full_optimizer_state(held.engine, keep=keep)
+        if keep:
+            target, temporary = folder / f"step-{progress['step']:08d}", folder / f".step-{os.getpid()}"
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            zero.write_tensors(temporary / "weights.safetensors", weights)
+            zero.write_tensors(temporary / "optimizer.safetensors", optimizer)
+            (temporary / "progress.json").write_text(json.dumps(progress))
+            _sync(temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.rename(target)
+            for old in folder.glob("step-*"):
+                if old != target:
+                    shutil.rmtree(old)
+        torch.distributed.barrier()
+
+    def save(self, role: str, folder: str, tokenizer_from: str, optimizer: str | None = None) -> None:
+        """Write a role's weights as a Hugging Face folder (rank 0), and its optimizer state into a file if one is named."""
+        from stages.cluster import network, zero
+
+        held, keep = self._models[role], self.rank == 0
+        tensors = zero.full_parameters(held.network, master=False, keep=keep)
+        state = zero.full_optimizer_state(held.engine, keep=keep) if optimizer else {}
+        if optimizer and held.source.precision != "float32":
+            masters = zero.full_parameters(held.network, master=True, keep=keep)
+            state |= {f"master/{name}": value for name, value in masters.items()}
+        if keep:
+            network.save(held.network, tensors, Path(folder), tokenizer_from)
+            if optimizer:
+                Path(optimizer).parent.mkdir(parents=True, exist_ok=True)
+                zero.write_tensors(Path(optimizer), state)
+
+    def score(self, role: str, source: Source, rows: Rows, *, select: str, temperature: float = 1.0,
+              statistic: str | None = None):  # fmt: skip
+        """This rank's share of the outputs (or of a statistic) at the chosen tokens: (row indexes, an array per sequence)."""
+        import numpy as np
+        import torch
+
+        from stages.algorithms import planner
+        from stages.cluster.network import Collator
+
+        held = self._frozen(role, source)
+        collator = Collator(
+            rows, select=select, pack_length=self.hardware["pack_length"],
+            pad_id=held.network.config.pad_token_id or 0, device=self.device,
+        )  # fmt: skip
+        lengths = rows.row_tokens_B.tolist()
+        (step,) = planner.plan_steps(
+            lengths, range(len(rows)), rows_per_step=len(rows), ranks=self.world,
+            tokens_per_micro_batch=max(4 * self.hardware["micro_batch_tokens"], max(lengths)),
+        )  # fmt: skip
+        indexes, values = [], []
+        shortest = int(np.argmin(rows.row_tokens_B))
+        with torch.no_grad():
+            for members in step.micro_batches[self.rank]:
+                if not members and self.hardware["zero_stage"] != 3:
+                    continue
+                outputs_N, statistic_N = held(*collator.inputs(members or [shortest]), temperature, statistic)
+                outputs_N = statistic_N if statistic else outputs_N
+                if members:
+                    counts = [int(c) for c in rows.chosen_S.reshape(-1, rows.per_row)[members].flatten()]
+                    values += np.split(outputs_N.float().cpu().numpy(), np.cumsum(counts)[:-1])
+                    indexes += members
+        return indexes, values
+
+    def apply(self, function: str, **arguments):
+        """Call `stages.module:function` here, where torch and transformers are loaded."""
+        return _named(function)(**arguments)
+
+    # -- answered while busy --------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def progress(self) -> dict[str, Any]:
+        return dict(self._progress)
+
+    @ray.method(concurrency_group="control")
+    def cancel(self) -> None:
+        """Stop at the end of the current step, with its state saved."""
+        self._cancel.set()
+
+
+def _named(reference: str):
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _trained(engine) -> bool:
+    return any(state for state in engine.optimizer.optimizer.state.values())
+
+
+def _latest(folder: str | None) -> Path | None:
+    return max(Path(folder).glob("step-*"), default=None) if folder else None
+
+
+def _copy_into(network, weights) -> None:
+    import deepspeed
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in network.inner.named_parameters():
+            if hasattr(parameter, "ds_id"):
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                    if parameter.numel():
+                        parameter.copy_(weights[name].to(parameter.dtype))
+            else:
+                parameter.copy_(weights[name].to(parameter.dtype))
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,413 @@
+"""The typed configuration: data sets, a graph of models, evaluation, hardware, cluster.
+
+One module gives defaults, bounds, explanations, the JSON schema and config/README.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Tag, ValidationError, Discriminator, model_validator
+
+from stages.errors import UserError
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """One data set. It becomes an Arrow file that every model naming it shares."""
+
+    kind: Literal["texts", "demonstrations", "preferences", "prompts"]
+    """What a row is: a plain text; a prompt and its response; a prompt with a chosen and a rejected response; a prompt."""
+    source: str = "synthetic"
+    """`synthetic` (the embedded world), a file (.jsonl, .json, .csv, .parquet, .arrow), or `hf:NAME` for a hub data set."""
+    split: str = "train"
+    """Split of a hub data set; of the embedded world: `train` or `eval` (their instructions are disjoint)."""
+    revision: str | None = None
+    """Revision of a hub data set; pin it, since a name alone can change under you."""
+    columns: dict[str, str] = {}
+    """Our field name -> the source's column name, where they differ: text, prompt, response, chosen, rejected."""
+    rows: PositiveInt | None = None
+    """How many rows: made (synthetic) or taken from the front (others; none means all)."""
+    seed: int = 0
+    """Seed of the generator (synthetic)."""
+    noise: NonNegativeFloat = 0.1
+    """Temperature of the embedded world's Bradley-Terry judge, in units of the gold reward; 0: it is never wrong."""
+
+
+class Architecture(Section):
+    """A Llama from random weights."""
+
+    vocab_size: PositiveInt = 1024
+    hidden_size: PositiveInt = 128
+    intermediate_size: PositiveInt = 384
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    context: PositiveInt = 128
+    """Longest prompt plus response, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self):
+        if self.hidden_size % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide hidden_size {self.hidden_size}")
+        return self
+
+
+class Optimizer(Section):
+    """AdamW with linear warm-up; the trainer divides by the step's own count of tokens or rows."""
+
+    learning_rate: PositiveFloat = 1e-3
+    batch_size: PositiveInt = 64
+    """Rows in one optimizer step, over all ranks and micro-batches."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup: Fraction = 0.05
+    """Part of all steps with a rising learning rate."""
+    floor: Fraction = 0.1
+    """Where the schedule ends, as a part of learning_rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    max_grad_norm: PositiveFloat = 1.0
+
+
+class Trained(Section):
+    """What every trained model has."""
+
+    seed: int = 0
+    """Seed of the row order and of new weights."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and arithmetic; gradients and optimizer stay float32."""
+    save_every: PositiveInt = 100
+    """Optimizer steps between two resumable states; not part of any identity."""
+
+
+class Import(Section):
+    """A model from a folder or a hub instead of one made here."""
+
+    stage: Literal["import"] = "import"
+    source: str = Field(alias="from")
+    """Hugging Face name or folder; its tokenizer must have a chat template."""
+    revision: str | None = None
+
+
+class Pretrain(Trained):
+    """A BPE tokenizer and a small Llama, trained from random weights on plain texts and chat-formatted demonstrations."""
+
+    stage: Literal["pretrain"]
+    data: str
+    """Plain texts."""
+    demonstrations: str | None = None
+    """Demonstrations mixed in, in chat form, so that the base model has seen the template."""
+    architecture: Architecture = Architecture()
+    epochs: PositiveInt = 1
+    optimizer: Optimizer = Optimizer(learning_rate=3e-3)
+
+
+class SFT(Trained):
+    """Supervised fine-tuning on demonstrations; only response tokens are trained, end-of-text included."""
+
+    stage: Literal["sft"]
+    base: str = Field(alias="from")
+    data: str
+    epochs: PositiveInt = 1
+    optimizer: Optimizer = Optimizer()
+
+
+class RewardModel(Trained):
+    """Bradley-Terry on preference pairs; reads the last token; stores its mean and standard deviation."""
+
+    stage: Literal["reward_model"]
+    base: str = Field(alias="from")
+    data: str
+    heldout: str
+    """Preferences that it is not trained on; its accuracy and the normaliser's statistics come from them."""
+    epochs: PositiveInt = 1
+    optimizer: Optimizer = Optimizer()
+
+
+class Sampling(Section):
+    temperature: PositiveFloat = 1.0
+    """Also divides the logits in every log-probability that training takes."""
+    max_tokens: PositiveInt = 40
+    """Longest response; one that reaches it without end-of-text counts as truncated."""
+
+
+class PPO(Trained):
+    """Proximal policy optimisation with a critic: rollouts -> experience -> update, once per iteration."""
+
+    stage: Literal["ppo"]
+    base: str = Field(alias="from")
+    """The policy's start, and the frozen reference."""
+    reward: str
+    """Reward model; the critic starts from it too."""
+    prompts: str
+    iterations: PositiveInt = 8
+    """Not part of the identity: raising it extends the same folder."""
+    horizon: PositiveInt = 8
+    """Iterations over which the learning rates fall; after it they stay at their floor."""
+    prompts_per_iteration: PositiveInt = 256
+    samples_per_prompt: PositiveInt = 1
+    sampling: Sampling = Sampling()
+    epochs: PositiveInt = 2
+    """Passes over one iteration's experience."""
+    actor: Optimizer = Optimizer(learning_rate=5e-4)
+    critic: Optimizer = Optimizer(learning_rate=1e-3)
+    kl_coef: NonNegativeFloat = 0.03
+    """Weight of the per-token KL to the reference inside the reward."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    reward_clip: PositiveFloat = 10.0
+    """Normalised scores are cut to plus and minus this."""
+    truncation_penalty: NonNegativeFloat = 1.0
+    """Subtracted from the normalised score of a response that did not end by itself."""
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.2
+    value_clip: PositiveFloat = 0.5
+    whiten_advantages: bool = True
+    """Zero mean and unit variance over all response tokens of the iteration."""
+
+
+def _tag(value: Any) -> str:
+    if isinstance(value, dict):
+        return value.get("stage", "import" if "from" in value else "missing")
+    return value.stage
+
+
+Model = Annotated[
+    Union[
+        Annotated[Import, Tag("import")],
+        Annotated[Pretrain, Tag("pretrain")],
+        Annotated[SFT, Tag("sft")],
+        Annotated[RewardModel, Tag("reward_model")],
+        Annotated[PPO, Tag("ppo")],
+    ],
+    Discriminator(_tag),
+]
+
+
+class Evaluation(Section):
+    """How finished policies are compared."""
+
+    baseline: str = "sft"
+    """The policy that the others are compared with, and the reference of the reported KL."""
+    reward: str = "rm"
+    """Reward model whose score is reported beside the gold reward."""
+    prompts: str = "eval_prompts"
+    sampling: Sampling = Sampling()
+    seed: int = 0
+
+
+class Engines(Section):
+    """vLLM engines, each a Ray actor; prompts are spread over them."""
+
+    count: PositiveInt = 1
+    tensor_parallel: PositiveInt = 1
+    threads: PositiveInt = 2
+    """CPU threads of one engine."""
+    max_num_seqs: PositiveInt = 256
+    max_model_len: PositiveInt = 4096
+    """Longest prompt plus response of an engine, if the model's own context is longer."""
+    kv_cache_mb: PositiveInt = 64
+    """Size of the key-value cache of one engine on CPUs."""
+    gpu_memory: Fraction = 0.4
+    """Part of a GPU's memory that one engine takes."""
+    colocate: bool = True
+    """Engines share the GPUs of the trainers; otherwise they have their own."""
+
+
+class Hardware(Section):
+    """Where and how the work runs. Nothing here is part of an artifact's identity."""
+
+    ranks: PositiveInt = 2
+    """Processes of each trainer group, one GPU each where there are GPUs."""
+    threads: PositiveInt = 1
+    """CPU threads of one trainer rank."""
+    zero_stage: Literal[1, 2, 3] = 2
+    """DeepSpeed ZeRO: 1 shards the optimizer, 2 also gradients, 3 also parameters."""
+    offload_optimizer: bool = False
+    """Keep optimizer state in host memory (ZeRO on GPUs)."""
+    micro_batch_tokens: PositiveInt = 1024
+    """Most tokens of one forward and backward pass on one rank."""
+    pack_length: NonNegativeInt = 0
+    """Sequences are packed into rows of this many tokens; 0 gives each its own row."""
+    colocate: list[list[Literal["actor", "critic", "reference", "reward"]]] = [["actor", "critic", "reference", "reward"]]
+    """Which roles share a trainer group (and its processes); each inner list is one group."""
+    engines: Engines = Engines()
+
+    @model_validator(mode="after")
+    def _each_role_once(self):
+        roles = [role for group in self.colocate for role in group]
+        if sorted(roles) != ["actor", "critic", "reference", "reward"]:
+            raise ValueError("colocate: name each of actor, critic, reference, reward exactly once")
+        return self
+
+
+class Cluster(Section):
+    """The Ray cluster."""
+
+    address: str = "local"
+    """`local`: a head of our own on this machine, started on demand; or HOST:PORT of one that runs."""
+    port: NonNegativeInt = 0
+    """Port of the local head; 0 takes a free one."""
+    idle_minutes: PositiveInt = 30
+    """The local head stops after so many minutes without work."""
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    experiment: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the folder of links under results/runs/."""
+    code_policy: Literal["strict", "version"] = "strict"
+    """`strict`: changed code of a stage changes its key; `version`: only its declared version does."""
+    data: dict[str, Data]
+    models: dict[str, Model]
+    evaluation: Evaluation = Evaluation()
+    hardware: Hardware = Hardware()
+    cluster: Cluster = Cluster()
+
+
+def nearest(word: str, words) -> str:
+    """`; did you mean X?` for the nearest of words, or an empty string."""
+    match = difflib.get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.5)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+_STAGES = {"import": Import, "pretrain": Pretrain, "sft": SFT, "reward_model": RewardModel, "ppo": PPO}
+
+
+def _section_at(location: tuple) -> type[BaseModel] | None:
+    """The section class that a pydantic error location (without its last part) points into."""
+    section: Any = Config
+    parts = list(location)
+    while parts:
+        part = parts.pop(0)
+        if section is Config and part == "data":
+            parts, section = parts[1:], Data
+        elif section is Config and part == "models":
+            parts = parts[1:]
+            section = _STAGES.get(parts.pop(0)) if parts else None
+        elif isinstance(section, type) and issubclass(section, BaseModel):
+            field = next((f for n, f in section.model_fields.items() if part in (n, f.alias)), None)
+            section = field.annotation if field else None
+        else:
+            return None
+    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
+
+
+def _say(error: dict) -> str:
+    location = list(error["loc"])
+    shown = [str(p) for i, p in enumerate(location) if not (i == 2 and location[0] == "models" and p in _STAGES)]
+    path = ".".join(shown) or "configuration"
+    kind, got = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        section = _section_at(tuple(location[:-1]))
+        names = [f.alias or n for n, f in section.model_fields.items()] if section else []
+        return f"{path}: unknown key{nearest(location[-1], names)}"
+    if kind == "missing":
+        return f"{path}: missing; add it (config/README.md explains each key)"
+    if kind == "union_tag_invalid":
+        tag = error["ctx"]["tag"]
+        return f"{path}.stage: unknown stage '{tag}'{nearest(tag, _STAGES)} (known: {', '.join(_STAGES)})"
+    message = error["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{path}: {message}" if shown else message
+    return f"{path}: {message[0].lower()}{message[1:]}, got {got!r}"
+
+
+def load(raw: dict[str, Any]) -> Config:
+    """Validate a merged configuration (as Snakemake hands it over) and its references.
+
+    raw may hold `set`: "a.b=1,c.d=2", applied last; a leading model name may stand without `models.`.
+    Raises UserError with one line per fault, naming the key and the nearest right name.
+    """
+    raw = {k: v for k, v in raw.items()}
+    for assignment in filter(None, str(raw.pop("set", "") or "").split(",")):
+        _assign(raw, assignment)
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise UserError("\n".join(f"config: {_say(e)}" for e in error.errors())) from None
+    faults = list(_broken_references(config))
+    if faults:
+        raise UserError("\n".join(f"config: {fault}" for fault in faults))
+    return config
+
+
+def _assign(raw: dict, assignment: str) -> None:
+    key, equals, value = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UserError(f"config: set: '{assignment}' is not of the form section.key=value")
+    if parts[0] in raw.get("models", {}):
+        parts = ["models", *parts]
+    place, path = raw, []
+    for part in parts[:-1]:
+        copied = dict(place.get(part) or {})
+        place[part] = copied
+        place = copied
+        path.append(part)
+    place[parts[-1]] = None if value in ("null", "none") else value
+
+
+def _broken_references(config: Config):
+    """Every name that a model or the evaluation uses must exist and be of the right kind; the graph has no cycle."""
+    policies = ("import", "pretrain", "sft", "ppo")
+
+    def model(path, name, stages):
+        found = config.models.get(name)
+        if found is None:
+            return f"{path}: no model '{name}'{nearest(name, config.models)}"
+        if found.stage not in stages:
+            return f"{path}: model '{name}' is a {found.stage}; wanted one of {', '.join(stages)}"
+
+    def data(path, name, kind):
+        found = config.data.get(name)
+        if found is None:
+            return f"{path}: no data set '{name}'{nearest(name, config.data)}"
+        if found.kind != kind:
+            return f"{path}: data set '{name}' holds {found.kind}; wanted {kind}"
+
+    faults = []
+    for name, m in config.models.items():
+        at = f"models.{name}"
+        if m.stage == "pretrain":
+            faults.append(data(f"{at}.data", m.data, "texts"))
+            if m.demonstrations:
+                faults.append(data(f"{at}.demonstrations", m.demonstrations, "demonstrations"))
+        elif m.stage == "sft":
+            faults += [model(f"{at}.from", m.base, policies), data(f"{at}.data", m.data, "demonstrations")]
+        elif m.stage == "reward_model":
+            faults += [
+                model(f"{at}.from", m.base, (*policies, "reward_model")),
+                data(f"{at}.data", m.data, "preferences"),
+                data(f"{at}.heldout", m.heldout, "preferences"),
+            ]
+        elif m.stage == "ppo":
+            faults += [
+                model(f"{at}.from", m.base, policies),
+                model(f"{at}.reward", m.reward, ("reward_model",)),
+                data(f"{at}.prompts", m.prompts, "prompts"),
+            ]
+    e = config.evaluation
+    faults += [
+        model("evaluation.baseline", e.baseline, policies),
+        model("evaluation.reward", e.reward, ("reward_model",)),
+        data("evaluation.prompts", e.prompts, "prompts"),
+    ]
+    yield from filter(None, faults)
+    for name in config.models:
+        seen, at = [], name
+        while at in config.models and at not in seen:
+            seen.append(at)
+            at = getattr(config.models[at], "base", None)
+        if at in seen:
+            yield f"models.{name}.from: the graph has a cycle: {' -> '.join([*seen, at])}"
+            return

@@ -1,0 +1,86 @@
+"""Stage evaluate: a policy answers the evaluation prompts; gold reward, wins against the baseline, reward model, KL."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+from stages import arrow
+from stages.cluster.groups import source
+from stages.cluster.rows import Rows
+from stages.rollouts import sample_seed
+
+
+def run(context) -> None:
+    params, cluster = context.params, context.cluster
+    folder, sampling, precision = context.model_folder("policy"), params["sampling"], params["precision"]
+    table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
+    ids = cluster.apply(
+        "stages.tokens:prompts", folder=str(folder), texts=[r["prompt"] for r in table], ids=[r["id"] for r in table],
+        room=sampling["max_tokens"],
+    )  # fmt: skip
+    stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]
+    seeds = [sample_seed(params["seed"], 0, r["id"], 0) for r in table]
+    results = cluster.generate(
+        context.state_id("policy"), folder, precision, ids, seeds, temperature=sampling["temperature"],
+        max_tokens=sampling["max_tokens"], stop=stop, phase="generation",
+    )  # fmt: skip
+    texts = cluster.apply("stages.tokens:texts", folder=str(folder), responses=[r[0] for r in results])
+    sequences = [(p, r[0]) for p, r in zip(ids, results)]
+    rows = Rows.of(sequences)
+    score = lambda role, kind, r, **o: cluster.score(role, source(context, _INPUT[role], kind, precision=precision), r, **o)
+    with context.phase("logits and rewards"):
+        own = score("actor", "causal", rows, select="before", temperature=sampling["temperature"])
+        reference = score("reference", "causal", rows, select="before", temperature=sampling["temperature"])
+        scores = [float(s[0]) for s in score("reward", "scorer", Rows.of(sequences, last_only=True), select="at")]
+    judged = [_judge(row["prompt"], text, r[2] == "stop") for row, text, r in zip(table, texts, results)]
+    samples = [
+        {
+            "prompt_id": row["id"], "prompt": row["prompt"], "text": texts[i], "response_ids": results[i][0],
+            "finish_reason": results[i][2], "gold_reward": judged[i][0], "gold_terms": list(judged[i][1].items()), "score": scores[i],
+            "kl": float((own[i].astype("float64") - reference[i]).sum()),
+        }
+        for i, row in enumerate(table)
+    ]  # fmt: skip
+    arrow.write(context.out / "samples.arrow", arrow.SAMPLES, samples)
+    summary = _summary(samples, context)
+    context.facts |= {"rows": len(samples), **summary}
+    (context.out / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+
+
+_INPUT = {"actor": "policy", "reference": "reference", "reward": "reward"}
+
+
+def _judge(prompt: str, text: str, finished: bool) -> tuple[float, dict[str, float]]:
+    """The embedded world's gold reward and its terms."""
+    from dataclasses import asdict
+
+    from stages.world.gold import gold_reward
+
+    terms = asdict(gold_reward(prompt, text, finished=finished))
+    return terms.pop("total"), terms
+
+
+def _summary(samples: list[dict], context) -> dict:
+    mean = statistics.fmean
+    summary = {
+        "gold_reward": mean(s["gold_reward"] for s in samples),
+        "gold_terms": {name: mean(dict(s["gold_terms"])[name] for s in samples) for name, _ in samples[0]["gold_terms"]},
+        "response_length": mean(len(s["response_ids"]) for s in samples),
+        "reward_model_score": mean(s["score"] for s in samples),
+        "kl": mean(s["kl"] for s in samples),
+        "ended_by_itself": mean(s["finish_reason"] == "stop" for s in samples),
+        "prompts": len(samples),
+        "win_rate": None,
+        "win_rate_se": None,
+    }
+    if "baseline" in context.job["inputs"]:
+        other = {r["prompt_id"]: r["gold_reward"] for r in arrow.read(context.input("baseline") / "samples.arrow").to_pylist()}
+        # stored as float32: compare like with like
+        import numpy as np
+
+        wins = [float(np.float32(s["gold_reward"]) > other[s["prompt_id"]]) + 0.5 * (np.float32(s["gold_reward"]) == other[s["prompt_id"]]) for s in samples]
+        summary["win_rate"] = mean(wins)
+        summary["win_rate_se"] = statistics.stdev(wins) / math.sqrt(len(wins))
+    return summary

@@ -1,0 +1,53 @@
+"""manifest.json: the only thing that downstream rules trust. Deterministic: no times, no hosts, no paths of one machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from stages.errors import UserError
+
+NAME = "manifest.json"
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_tree(folder: Path) -> dict[str, dict[str, Any]]:
+    """Relative path -> {sha256, size} of every file below folder, sorted."""
+    return {
+        str(path.relative_to(folder)): {"sha256": hash_file(path), "size": path.stat().st_size}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def read(artifact: Path) -> dict[str, Any]:
+    """The manifest of an artifact folder. Raises UserError when there is none or it is not whole."""
+    path = artifact / NAME
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; run snakemake for what makes it") from None
+    except ValueError:
+        raise UserError(f"{path}: damaged; delete it and run snakemake again") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

@@ -1,0 +1,300 @@
+"""From a configuration to artifacts: what depends on what, under which identity, in which folder.
+
+A plan id names what is wanted (stage, version, effective parameters, data pins, upstream plan ids); nothing of code,
+hardware or time is in it. Folders are `results/store/<model>-<plan id>/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stages import fingerprint, manifest
+from stages.config import Config, Data
+from stages.errors import UserError
+
+STORE = "results/store"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the workflow knows of a stage: where its code is, what it leaves, which packages its numbers depend on."""
+
+    module: str
+    version: int
+    outputs: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+
+
+_TRAINING = ("torch", "transformers", "tokenizers", "deepspeed", "accelerate", "numpy")
+STAGES = {
+    "data": Stage("stages.data", 1, ("data.arrow",)),
+    "import": Stage("stages.import_model", 1, ()),
+    "pretrain": Stage("stages.pretrain", 1, ("metrics.arrow",), _TRAINING),
+    "sft": Stage("stages.sft", 1, ("metrics.arrow",), _TRAINING),
+    "reward_model": Stage("stages.reward_model", 1, ("metrics.arrow", "heldout.arrow"), _TRAINING),
+    "rollouts": Stage("stages.rollouts", 1, ("rollouts.arrow",), ("torch", "vllm", "transformers", "tokenizers")),
+    "experience": Stage("stages.experience", 1, ("experience.arrow",), _TRAINING),
+    "update": Stage("stages.update", 1, ("metrics.arrow",), _TRAINING),
+    "evaluate": Stage("stages.evaluate", 1, ("samples.arrow", "summary.json"), ("vllm", *_TRAINING)),
+}
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values, equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def short_hash(value: Any) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One artifact to be: `inputs` are nodes too; `hints` steer the work without changing the result."""
+
+    stage: str
+    model: str
+    params: dict[str, Any]
+    inputs: dict[str, "Node"] = field(default_factory=dict)
+    folder: str = ""
+    """Path under results/store; empty: `<model>-<plan id>`."""
+    hints: dict[str, Any] = field(default_factory=dict)
+    policy: str = "strict"
+
+    @cached_property
+    def plan_id(self) -> str:
+        return short_hash(
+            {
+                "stage": self.stage,
+                "version": STAGES[self.stage].version,
+                "params": self.params,
+                "inputs": {name: node.plan_id for name, node in self.inputs.items()},
+            }
+        )
+
+    @cached_property
+    def path(self) -> str:
+        return f"{STORE}/{self.folder or f'{self.model}-{self.plan_id}'}"
+
+    @property
+    def manifest(self) -> str:
+        return f"{self.path}/manifest.json"
+
+    @cached_property
+    def job(self) -> str:
+        """The rule's only parameter: everything that the run needs to know and that makes it run again."""
+        stage = STAGES[self.stage]
+        return canonical(
+            {
+                "stage": self.stage,
+                "version": stage.version,
+                "model": self.model,
+                "params": self.params,
+                "plan": self.plan_id,
+                "code": fingerprint.fingerprint(stage.module) if self.policy == "strict" else f"version {stage.version}",
+                "inputs": {name: node.path for name, node in self.inputs.items()},
+                "out": self.path,
+                "hints": self.hints,
+            }
+        )
+
+
+class Plan:
+    """All artifacts of a configuration, by folder; `final[model]` is a model's last one, `evaluations[model]` its test."""
+
+    def __init__(self, config: Config, root: Path = Path(".")):
+        self.config, self.root = config, root
+        self.nodes: dict[str, Node] = {}
+        self.final: dict[str, Node] = {}
+        self.evaluations: dict[str, Node] = {}
+        self._data: dict[str, Node] = {}
+        for name in config.models:
+            self._model(name)
+        for name, model in config.models.items():
+            if model.stage in ("sft", "ppo"):
+                self._evaluation(name)
+
+    def _add(self, stage, model, params, inputs=None, folder="", hints=None) -> Node:
+        node = Node(stage, model, params, inputs or {}, folder, hints or {}, self.config.code_policy)
+        node.plan_id  # now, while what it builds on is known: a chain of thousands must not recurse
+        return self.nodes.setdefault(node.path, node)
+
+    def data(self, name: str) -> Node:
+        if name not in self._data:
+            section = self.config.data[name]
+            params = section.model_dump(exclude_defaults=True) | {"kind": section.kind, "source": section.source}
+            if section.source == "synthetic":
+                params |= {"rows": section.rows or 2000, "seed": section.seed, "split": section.split}
+                if section.kind == "preferences":
+                    params |= {"noise": section.noise}
+            elif not section.source.startswith("hf:"):
+                params |= {"pin": _pin(self.root, name, section)}
+            self._data[name] = self._add("data", name, params)
+        return self._data[name]
+
+    def _model(self, name: str) -> Node:
+        if name in self.final:
+            return self.final[name]
+        model = self.config.models[name]
+        params = model.model_dump(by_alias=True)
+        hints = {"save_every": params.pop("save_every")} if "save_every" in params else {}
+        if model.stage == "import":
+            pins = {} if not Path(model.source).is_dir() else {"pin": _pin_folder(Path(model.source))}
+            node = self._add("import", name, {"source": model.source, "revision": model.revision, **pins})
+        elif model.stage == "pretrain":
+            inputs = {"texts": self.data(model.data)}
+            if model.demonstrations:
+                inputs["demonstrations"] = self.data(model.demonstrations)
+            node = self._add("pretrain", name, _without(params, "data", "demonstrations"), inputs, hints=hints)
+        elif model.stage == "sft":
+            inputs = {"base": self._model(model.base), "data": self.data(model.data)}
+            node = self._add("sft", name, _without(params, "from", "data"), inputs, hints=hints)
+        elif model.stage == "reward_model":
+            inputs = {"base": self._model(model.base), "data": self.data(model.data), "heldout": self.data(model.heldout)}
+            node = self._add("reward_model", name, _without(params, "from", "data", "heldout"), inputs, hints=hints)
+        else:
+            node = self._ppo(name, model, _without(params, "from", "reward", "prompts", "iterations"), hints)
+        self.final[name] = node
+        return node
+
+    def _ppo(self, name, model, params, hints) -> Node:
+        reference, reward, prompts = self._model(model.base), self._model(model.reward), self.data(model.prompts)
+        identity = short_hash(
+            {"params": params, "inputs": {"reference": reference.plan_id, "reward": reward.plan_id, "prompts": prompts.plan_id}}
+        )
+        actor, critic, before = reference, reward, {}
+        for k in range(1, model.iterations + 1):
+            step = {**params, "iteration": k}
+            folder = f"{name}-{identity}/{k:04d}"
+            rollouts = self._add(
+                "rollouts", name,
+                {key: step[key] for key in ("seed", "sampling", "iteration", "prompts_per_iteration", "samples_per_prompt", "precision")},
+                {"policy": actor, "prompts": prompts}, f"{folder}/rollouts",
+            )
+            experience = self._add(
+                "experience", name, _without(step, "actor", "critic", "epochs", "horizon"),
+                {"rollouts": rollouts, "actor": actor, "critic": critic, "reference": reference, "reward": reward},
+                f"{folder}/experience",
+            )
+            update = self._add(
+                "update", name, _without(step, "prompts_per_iteration", "samples_per_prompt"),
+                {"experience": experience, "actor": actor, "critic": critic} | before,
+                f"{folder}/update", hints,
+            )
+            actor, critic, before = update, update, {"previous": update}
+        return actor
+
+    def _evaluation(self, name: str) -> Node:
+        if name in self.evaluations:
+            return self.evaluations[name]
+        e = self.config.evaluation
+        inputs = {
+            "policy": self._model(name),
+            "reference": self._model(e.baseline),
+            "reward": self._model(e.reward),
+            "prompts": self.data(e.prompts),
+        }
+        if name != e.baseline:
+            inputs["baseline"] = self._evaluation(e.baseline)
+        node = self._add("evaluate", f"evaluation-{name}", {"sampling": e.sampling.model_dump(), "seed": e.seed, "precision": self._precision(name)}, inputs)
+        self.evaluations[name] = node
+        return node
+
+    def _precision(self, name: str) -> str:
+        return getattr(self.config.models[name], "precision", "float32")
+
+    @cached_property
+    def pointers(self) -> dict[str, Node]:
+        """`<model>-<plan id>` -> the artifact whose model DVC tracks under that name; a PPO run keeps its name as it grows."""
+        return {node.path.removeprefix(f"{STORE}/").split("/")[0]: node for node in self.final.values() if node.stage != "import"}
+
+    def closure(self, node: Node) -> dict[str, Node]:
+        """The node and everything upstream of it, by folder."""
+        found, waiting = {}, [node]
+        while waiting:
+            at = waiting.pop()
+            if at.path not in found:
+                found[at.path] = at
+                waiting += at.inputs.values()
+        return found
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a target of the workflow needs and reports."""
+
+    manifests: list[str]
+    pointers: list[str]
+    job: str
+
+
+def targets(plan: Plan) -> dict[str, Target]:
+    """One target for every model, and `compare` for all policies together."""
+    wanted = {name: [name] for name in plan.config.models}
+    wanted["compare"] = [name for name in plan.evaluations]
+    found = {}
+    for target, models in wanted.items():
+        evaluations = [plan.evaluations[m] for m in models if m in plan.evaluations]
+        nodes: dict[str, Node] = {}
+        for node in [*(plan.final[m] for m in models), *evaluations]:
+            nodes |= plan.closure(node)
+        made = {m: node for m, node in plan.final.items() if node.path in nodes}
+        job = {
+            "target": target,
+            "models": {m: node.path for m, node in made.items()},
+            "evaluations": {m: e.path for m, e in plan.evaluations.items() if e.path in nodes},
+            "baseline": plan.config.evaluation.baseline,
+            "experiment": plan.config.experiment,
+            "iterations": {m: sorted(p for p in nodes if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.stage == "update"},
+            "code": fingerprint.fingerprint("stages.report"),
+        }
+        pointers = [p for p, node in plan.pointers.items() if node.path in nodes]
+        found[target] = Target(sorted(n.manifest for n in nodes.values()), pointers, canonical(job))
+    return found
+
+
+def runtime(config: Config) -> str:
+    """What a run needs to know that does not change its result, as JSON: code identity, hardware, cluster."""
+    return canonical(
+        {"code_id": fingerprint.code_id(), "hardware": config.hardware.model_dump(), "cluster": config.cluster.model_dump()}
+    )
+
+
+def write_jobs(plan: Plan, others: dict[str, str]) -> str:
+    """Everything that jobs are told, in one file named by its content: `runtime`, then a line for each artifact or name."""
+    lines = [f"runtime\t{runtime(plan.config)}"]
+    lines += [f"{name}\t{job}" for name, job in others.items()]
+    lines += [f"{path.removeprefix(STORE + '/')}\t{node.job}" for path, node in plan.nodes.items()]
+    text = "\n".join(lines) + "\n"
+    path = Path(f"results/work/jobs/{hashlib.sha256(text.encode()).hexdigest()[:12]}.tsv")
+    if not path.exists():
+        manifest.write_text(path, text)
+    return str(path)
+
+
+def model_folder(path: str, role: str = "actor") -> str:
+    """Where in an artifact the weights of a role lie: `model/`, or `critic/` for the critic of a PPO update."""
+    return f"{path}/{'critic' if role == 'critic' and '/update' in path else 'model'}"
+
+
+def _without(params: dict, *keys: str) -> dict:
+    return {k: v for k, v in params.items() if k not in keys and k != "stage"}
+
+
+def _pin(root: Path, name: str, section: Data) -> str:
+    path = root / section.source
+    if not path.is_file():
+        raise UserError(f"config: data.{name}.source: no file '{section.source}'; give an existing file, 'synthetic' or 'hf:NAME'")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pin_folder(folder: Path) -> str:
+    """Names, sizes and modification times: weights may be hundreds of gigabytes; the import stage hashes contents."""
+    entries = sorted((str(p.relative_to(folder)), p.stat().st_size) for p in folder.rglob("*") if p.is_file())
+    return short_hash([list(e) for e in entries])

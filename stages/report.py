@@ -1,0 +1,123 @@
+"""Tables of what a target made: results/report/<target>.json, and summary and timings over all that is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from stages import arrow, manifest
+
+REPORT = Path("results/report")
+COLUMNS = ("model", "gold_reward", "win_rate", "win_rate_se", "response_length", "reward_model_score", "kl")
+_SHOWN_PROMPTS = 4
+
+
+def run(job: dict[str, Any]) -> None:
+    """Write a target's report and refresh the common tables; link results/runs/<experiment>/<model>."""
+    rows = [_row(name, Path(path)) for name, path in job["evaluations"].items()]
+    _link(job)
+    manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job})
+    jobs = [json.loads(p.read_text())["job"] for p in sorted(REPORT.glob("*.json")) if p.name != "summary.json"]
+    evaluations, models, iterations = {}, {}, {}
+    for other in [*(j for j in jobs if j["experiment"] == job["experiment"]), job]:
+        evaluations |= {n: p for n, p in other["evaluations"].items() if (Path(p) / manifest.NAME).exists()}
+        models |= {n: p for n, p in other["models"].items() if (Path(p) / manifest.NAME).exists()}
+        iterations |= other["iterations"]
+    rows = [_row(name, Path(path)) for name, path in evaluations.items()]
+    manifest.write_json(REPORT / "summary.json", rows)
+    manifest.write_text(REPORT / "summary.md", _summary(rows, job["baseline"], models, evaluations))
+    manifest.write_text(REPORT / "timings.md", _timings(iterations))
+
+
+def _row(name: str, path: Path) -> dict[str, Any]:
+    found = json.loads((path / "summary.json").read_text())
+    return {"model": name} | {column: found[column] for column in COLUMNS[1:]} | {"gold_terms": found["gold_terms"], "prompts": found["prompts"]}
+
+
+def _link(job: dict[str, Any]) -> None:
+    """Readable names: results/runs/<experiment>/<model> -> the folder of its weights."""
+    runs = Path("results/runs") / job["experiment"]
+    runs.mkdir(parents=True, exist_ok=True)
+    for name, path in job["models"].items():
+        temporary = runs / f".{name}.{os.getpid()}"
+        temporary.symlink_to(os.path.relpath(Path(path) / "model", runs))
+        temporary.replace(runs / name)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table with its columns aligned, for eyes in a terminal too."""
+    widths = [max(len(str(line[i])) for line in [header, *rows]) for i in range(len(header))]
+    line = lambda cells: "| " + " | ".join(str(c).ljust(w) if i == 0 else str(c).rjust(w) for i, (c, w) in enumerate(zip(cells, widths))) + " |"
+    return "\n".join([line(header), "|" + "|".join("-" * (w + 2) for w in widths) + "|", *map(line, rows)])
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    text = "" if value is None else f"{value:.{digits}f}"
+    return text.lstrip("-") if text and float(text) == 0 else text
+
+
+def _summary(rows: list[dict], baseline: str, models: dict[str, str], evaluations: dict[str, str]) -> str:
+    main = [
+        [
+            r["model"], _number(r["gold_reward"]),
+            "" if r["win_rate"] is None else f"{100 * r['win_rate']:.1f} ± {100 * r['win_rate_se']:.1f} %",
+            _number(r["response_length"], 1), _number(r["reward_model_score"], 2), _number(r["kl"], 2),
+        ]
+        for r in rows
+    ]  # fmt: skip
+    parts = [
+        table(["model", "gold reward", f"win rate against {baseline}", "length", "reward model", "KL"], main),
+        f"\n{rows[0]['prompts'] if rows else 0} evaluation prompts; ties count half; ± is one standard error; KL to {baseline} in nats a response.",
+        "\n## Terms of the gold reward\n",
+    ]
+    terms = list(rows[0]["gold_terms"]) if rows else []
+    parts.append(table(["model", *terms], [[r["model"], *(_number(r["gold_terms"][t]) for t in terms)] for r in rows]))
+    judges = {n: manifest.read(Path(p)) for n, p in models.items()}
+    judged = [[n, f"{100 * m['facts']['accuracy']:.1f} %", m["facts"]["count"] // 2, _number(m["facts"]["mean"]), _number(m["facts"]["std"])]
+              for n, m in judges.items() if m["stage"] == "reward_model"]  # fmt: skip
+    if judged:
+        parts += ["\n## Reward models\n", table(["model", "right on held-out pairs", "pairs", "mean score", "std"], judged)]
+    parts += ["\n## Answers\n", *_answers(evaluations)]
+    return "\n".join(parts) + "\n"
+
+
+def _answers(evaluations: dict[str, str]):
+    samples = {n: {r["prompt_id"]: r for r in arrow.read(Path(p) / "samples.arrow").to_pylist()} for n, p in evaluations.items()}
+    ids = sorted(next(iter(samples.values())))[:_SHOWN_PROMPTS] if samples else []
+    for prompt in ids:
+        yield f"**{next(iter(samples.values()))[prompt]['prompt']}**\n"
+        for name, rows in samples.items():
+            if prompt in rows:
+                yield f"- {name} ({rows[prompt]['gold_reward']:.2f}): {rows[prompt]['text']}"
+        yield ""
+
+
+_PHASES = ("generation", "weight sync", "logits and rewards", "advantages", "training", "writing")
+
+
+def _timings(iterations: dict[str, list[str]]) -> str:
+    """Seconds per iteration and phase, as the paper's table of a PPO step; `workflow` is all that lies between them."""
+    parts = []
+    for model, paths in iterations.items():
+        by_iteration: dict[str, list[dict]] = {}
+        for path in paths:
+            info = Path(path) / "run_info.json"
+            if info.exists():
+                by_iteration.setdefault(Path(path).parent.name, []).append(json.loads(info.read_text()))
+        lines, previous = [], None
+        for iteration, infos in sorted(by_iteration.items()):
+            infos.sort(key=lambda i: i["started"])
+            if any(i["status"] != "computed" for i in infos):
+                lines.append([int(iteration), *["restored"] * (len(_PHASES) + 3)])
+                previous = None
+                continue
+            sums = {p: sum(i["phases"].get(p, 0.0) for i in infos) for p in _PHASES}
+            begun = previous if previous is not None and infos[0]["started"] - previous < 30 else infos[0]["started"]
+            wall = infos[-1]["finished"] - begun
+            other = wall - sum(sums.values())
+            lines.append([int(iteration), *(f"{sums[p]:.2f}" for p in _PHASES), f"{other:.2f}", f"{other / len(infos):.2f}", f"{wall:.2f}"])
+            previous = infos[-1]["finished"]
+        parts += [f"## {model}: seconds per iteration\n", table(["iteration", *_PHASES, "workflow", "workflow a rule", "all"], lines), ""]
+    return "\n".join(parts) or "no iterations\n"

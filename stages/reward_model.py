@@ -1,0 +1,57 @@
+"""Stage reward_model: Bradley-Terry on preference pairs; held-out accuracy, and the mean and spread that normalise its scores."""
+
+from __future__ import annotations
+
+import statistics
+
+from stages import arrow
+from stages.cluster.groups import source
+from stages.cluster.recipe import Recipe, Source
+from stages.cluster.rows import Rows
+
+
+def run(context) -> None:
+    params, cluster, base = context.params, context.cluster, context.model_folder("base")
+    start = source(context, "base", "scorer", precision=params["precision"], seed=params["seed"])
+    pairs = _pairs(context, "data")
+    rows = _rows(pairs)
+    done = cluster.train(
+        "critic",
+        start,
+        rows,
+        Recipe("stages.algorithms.objectives.pairs:BradleyTerry", params["optimizer"], params["epochs"], params["seed"],
+               save_every=context.hints["save_every"], state=str(context.state)),
+        "training",
+    )  # fmt: skip
+    cluster.save("critic", context.out / "model", base)
+    heldout = _pairs(context, "heldout")
+    made = Source(f"made:{context.key}", str(context.out / "model"), "scorer", params["precision"])
+    with context.phase("logits and rewards"):
+        scores = [float(s[0]) for s in cluster.score("reward", made, _rows(heldout), select="at")]
+    chosen, rejected = scores[0::2], scores[1::2]
+    right = sum((c > r) + 0.5 * (c == r) for c, r in zip(chosen, rejected))
+    context.facts |= {
+        "rows": len(rows),
+        "drops": {"data": pairs["drops"], "heldout": heldout["drops"]},
+        "accuracy": right / len(chosen),
+        "mean": statistics.fmean(scores),
+        "std": statistics.stdev(scores),
+        "count": len(scores),
+    }
+    context.log(f"right on {right / len(chosen):.1%} of {len(chosen)} held-out pairs")
+    arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("reward_model", done["metrics"]))
+    arrow.write(
+        context.out / "heldout.arrow", arrow.HELDOUT,
+        ({"id": i, "chosen_score": c, "rejected_score": r} for i, c, r in zip(heldout["ids"], chosen, rejected)),
+    )  # fmt: skip
+
+
+def _pairs(context, name: str) -> dict:
+    rows = arrow.read(context.input(name) / "data.arrow").to_pylist()
+    folder = str(context.model_folder("base"))
+    return context.cluster.apply("stages.tokens:conversations", folder=folder, rows=rows, answers=("chosen", "rejected"))
+
+
+def _rows(pairs: dict) -> Rows:
+    sequences = [(p, r) for p, c, j in zip(pairs["prompts"], pairs["chosen"], pairs["rejected"]) for r in (c, j)]
+    return Rows.of(sequences, per_row=2, last_only=True)

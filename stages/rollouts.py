@@ -1,0 +1,83 @@
+"""Stage rollouts: the policy answers an iteration's prompts on the engines; token ids, log-probabilities and seeds are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from stages import arrow
+from stages.algorithms.planner import epoch_order
+from stages.errors import UserError
+
+_PROBES = 4
+_PROBE_TOKENS = 8
+
+
+def run(context) -> None:
+    params, cluster = context.params, context.cluster
+    folder, sampling = context.model_folder("policy"), params["sampling"]
+    table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
+    chosen = [table[i] for i in window(len(table), params["prompts_per_iteration"], params["iteration"], params["seed"])]
+    ids = cluster.apply(
+        "stages.tokens:prompts", folder=str(folder), texts=[r["prompt"] for r in chosen], ids=[r["id"] for r in chosen],
+        room=sampling["max_tokens"],
+    )  # fmt: skip
+    stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]
+    state_id, precision = context.state_id("policy"), params["precision"]
+    asked = [(row, tokens, sample) for row, tokens in zip(chosen, ids) for sample in range(params["samples_per_prompt"])]
+    seeds = [sample_seed(params["seed"], params["iteration"], row["id"], sample) for row, _, sample in asked]
+
+    kept = context.state / "finished.jsonl"
+    finished = {i: tuple(r) for line in _lines(kept) for i, r in json.loads(line)}
+
+    def keep(new: dict[int, tuple]) -> None:
+        with kept.open("a") as file:
+            file.write(json.dumps(sorted(new.items())) + "\n")
+
+    results = cluster.generate(
+        state_id, folder, precision, [t for _, t, _ in asked], seeds, temperature=sampling["temperature"],
+        max_tokens=sampling["max_tokens"], stop=stop, phase="generation", finished=finished, keep=keep,
+    )  # fmt: skip
+    probes = cluster.generate(
+        state_id, folder, precision, ids[:_PROBES], [0] * min(_PROBES, len(ids)), temperature=0.0,
+        max_tokens=min(_PROBE_TOKENS, sampling["max_tokens"]), stop=stop, phase="probe",
+    )  # fmt: skip
+    texts = cluster.apply("stages.tokens:texts", folder=str(folder), responses=[r[0] for r in results])
+    context.facts |= {
+        "rows": len(results),
+        "greedy_probe": [{"prompt_ids": p, "response_ids": r[0]} for p, r in zip(ids, probes)],
+    }
+    arrow.write(
+        context.out / "rollouts.arrow", arrow.ROLLOUTS,
+        (
+            {
+                "iteration": params["iteration"], "prompt_id": row["id"], "sample": sample, "policy": context.job["inputs"]["policy"],
+                "prompt": row["prompt"], "prompt_ids": tokens, "response_ids": made, "logprobs": logprobs, "finish_reason": reason,
+                "temperature": sampling["temperature"], "seed": seed, "text": text,
+            }
+            for (row, tokens, sample), (made, logprobs, reason), seed, text in zip(asked, results, seeds, texts, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def window(total: int, size: int, iteration: int, seed: int) -> list[int]:
+    """Indexes of an iteration's prompts: consecutive windows over reshuffled passes, each prompt once a pass."""
+    if size > total:
+        raise UserError(f"prompts_per_iteration: {size}, but the data set has only {total} prompts")
+    found: list[int] = []
+    position = (iteration - 1) * size
+    while len(found) < size:
+        epoch, offset = divmod(position + len(found), total)
+        found += epoch_order(total, seed=seed, epoch=epoch)[offset : offset + size - len(found)]
+    return found
+
+
+def sample_seed(seed: int, iteration: int, prompt_id: str, sample: int) -> int:
+    """A seed of 62 bits that depends on nothing but what is sampled."""
+    digest = hashlib.sha256(f"{seed}/{iteration}/{prompt_id}/{sample}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
+
+
+def _lines(path) -> list[str]:
+    """Whole lines of a file that a killed run may have left with half a line at its end."""
+    return [line for line in path.read_text().split("\n")[:-1]] if path.exists() else []

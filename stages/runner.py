@@ -1,0 +1,237 @@
+"""One algorithm for every stage: key, lock, restore or compute in a private folder, hash, store, rename into place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Callable
+
+from stages import manifest, plan
+from stages.errors import UserError
+from stages.store import open_store
+
+WORK = "results/work"
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Cancelled(Exception):
+    """The client went away; resumable state has been saved."""
+
+
+class Context:
+    """What a stage is given: its parameters, inputs, an empty `out` folder, a `state` folder that survives, the cluster."""
+
+    def __init__(self, job: dict, runtime: dict, root: Path, key: str, emit: Emit, cancelled: threading.Event):
+        self.job, self.runtime, self.root, self.key = job, runtime, root, key
+        self.params: dict[str, Any] = job["params"]
+        self.hints: dict[str, Any] = job["hints"]
+        self.model: str = job["model"]
+        self.work = root / WORK / key
+        self.out, self.state = self.work / "out", self.work / "state"
+        self.cancelled = cancelled
+        self.phases: dict[str, float] = {}
+        self.info: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        """Deterministic findings for the manifest: counts, statistics."""
+        self.warm_roles: tuple[str, ...] = ()
+        self._emit = emit
+
+    def input(self, name: str) -> Path:
+        return self.root / self.job["inputs"][name]
+
+    def model_folder(self, name: str, role: str = "actor") -> Path:
+        """The folder with the weights of an input artifact."""
+        return self.root / plan.model_folder(self.job["inputs"][name], role)
+
+    def state_id(self, name: str, role: str = "actor") -> str:
+        """The name under which warm processes hold an input's weights: its content, so never a stale one."""
+        return _state_id(self.job["inputs"][name], role, manifest.read(self.input(name))["content"])
+
+    def keep_warm(self, *roles: str) -> None:
+        """What the trainers hold for these roles is what this artifact will be, once it is published."""
+        self.warm_roles += roles
+
+    @contextlib.contextmanager
+    def phase(self, name: str):
+        """Time a phase: generation, weight sync, logits and rewards, training, or anything else."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
+
+    def progress(self, phase: str, done: int, total: int, unit: str = "step", tokens_per_s: float | None = None, **metrics):
+        self._emit(
+            {"event": "progress", "phase": f"{self.model} {phase}", "done": done, "total": total, "unit": unit,
+             "tokens_per_s": tokens_per_s, "metrics": metrics}
+        )  # fmt: skip
+
+    def log(self, message: str) -> None:
+        self._emit({"event": "log", "message": f"{self.model}: {message}"})
+
+    def check(self) -> None:
+        if self.cancelled.is_set():
+            raise Cancelled()
+
+    @cached_property
+    def cluster(self):
+        from stages.cluster.groups import Groups
+
+        return Groups(self)
+
+
+def _state_id(path: str, role: str, content: str) -> str:
+    return f"{path}:{role}:{content[:16]}"
+
+
+@lru_cache(maxsize=None)
+def _version(package: str) -> str:
+    for name in (package, f"{package}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {version(name)}"
+    raise UserError(f"package {package} is not installed; run `make env`")
+
+
+def run_key(job: dict, inputs: dict[str, dict]) -> tuple[str, dict[str, Any]]:
+    """The identity of a run's result, and its parts: plan, code, packages, contents of the inputs."""
+    parts = {
+        "plan": job["plan"],
+        "code": job["code"],
+        "packages": [_version(p) for p in plan.STAGES[job["stage"]].packages],
+        "inputs": {name: made["content"] for name, made in inputs.items()},
+    }
+    return hashlib.sha256(plan.canonical(parts).encode()).hexdigest()[:32], parts
+
+
+def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading.Event) -> dict[str, Any]:
+    """Make the artifact that a job names, or restore it. Returns {status: computed | restored, seconds, key}.
+
+    Raises UserError for what the user can mend; nothing of a failed run is left where others look.
+    """
+    began, started = time.perf_counter(), runtime.get("started") or time.time()
+    root = Path(cwd)
+    inputs = {name: manifest.read(root / path) for name, path in job["inputs"].items()}
+    key, parts = run_key(job, inputs)
+    work, target = root / WORK / key, root / job["out"]
+    try:
+        with _lock(root / WORK / "locks" / f"{key}.lock", emit, cancelled):
+            store = open_store(str(root))
+            restored = store.restore(key, work / "restored")
+            if restored is not None:
+                info = {"status": "restored", "started": started, "finished": time.time(), "phases": {}}
+                _publish(work / "restored", target, restored, info, work)
+                return {"status": "restored", "seconds": time.perf_counter() - began, "key": key}
+            _check_disk(root, job)
+            _warm_up(runtime)
+            context = Context(job, runtime, root, key, emit, cancelled)
+            shutil.rmtree(context.out, ignore_errors=True)
+            context.out.mkdir(parents=True)
+            context.state.mkdir(exist_ok=True)
+            importlib.import_module(plan.STAGES[job["stage"]].module).run(context)
+            with context.phase("writing"):
+                missing = [name for name in plan.STAGES[job["stage"]].outputs if not (context.out / name).is_file()]
+                if missing:
+                    raise RuntimeError(f"stage {job['stage']} did not write {', '.join(missing)}")
+                made = _manifest(job, key, parts, inputs, context)
+                store.put(key, context.out, made)
+                info = {
+                    "status": "computed", "started": started, "host": socket.gethostname(), "phases": context.phases,
+                    **context.info,
+                }  # fmt: skip
+            info["finished"] = time.time()
+            _publish(context.out, target, made, info, work)
+            for role in context.warm_roles:
+                context.cluster.rename(role, _state_id(job["out"], role, made["content"]))
+            return {"status": "computed", "seconds": time.perf_counter() - began, "key": key}
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"{root / 'results'}: no disk space left; free some and run the same command again") from None
+        raise
+
+
+def _manifest(job: dict, key: str, parts: dict, inputs: dict[str, dict], context: Context) -> dict[str, Any]:
+    outputs = manifest.hash_tree(context.out)
+    return {
+        "key": key,
+        "stage": job["stage"],
+        "model": job["model"],
+        "plan": job["plan"],
+        "version": job["version"],
+        "code": job["code"],
+        "packages": parts["packages"],
+        "params": job["params"],
+        "inputs": {n: {"path": job["inputs"][n], "key": i["key"], "content": i["content"]} for n, i in inputs.items()},
+        "facts": context.facts,
+        "outputs": outputs,
+        "content": hashlib.sha256(plan.canonical([outputs, context.facts]).encode()).hexdigest(),
+    }
+
+
+def _publish(folder: Path, target: Path, made: dict, info: dict, work: Path) -> None:
+    """Complete a folder with run_info.json and, last, manifest.json, and rename it to where the workflow looks."""
+    manifest.write_json(folder / "run_info.json", info)
+    manifest.write_json(folder / manifest.NAME, made)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    old = work / f"replaced-{os.getpid()}"
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    folder.rename(target)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, emit: Emit, cancelled: threading.Event):
+    """Only one process at a time works on a run key; others wait and then find it in the store."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        said = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not said:
+                    emit({"event": "log", "message": f"waiting: another run is making the same artifact ({path.stem[:8]})"})
+                    said = True
+                if cancelled.wait(0.2):
+                    raise Cancelled() from None
+        yield
+
+
+_warmed: set[str] = set()
+
+
+def _warm_up(runtime: dict) -> None:
+    """Start trainers and engines beside the first stage that computes anything: their imports take longer than it."""
+    if runtime["code_id"] in _warmed:
+        return
+    _warmed.add(runtime["code_id"])
+    from stages.cluster.groups import Groups
+
+    context = type("Idle", (), {"runtime": runtime})
+    threading.Thread(target=Groups(context).warm_up, daemon=True).start()
+
+
+def _check_disk(root: Path, job: dict) -> None:
+    """Room for a model, its optimizer and a saved state, judged by the models that go in."""
+    folders = {root / plan.model_folder(path) for path in job["inputs"].values()}
+    weights = [sum(f.stat().st_size for f in folder.glob("*.safetensors")) for folder in folders if folder.is_dir()]
+    wanted = 64 * 2**20 + 8 * max(weights, default=0)
+    free = shutil.disk_usage(root).free
+    if free < wanted:
+        raise UserError(
+            f"{root / 'results'}: {free >> 20} MB of disk space left, {wanted >> 20} MB wanted for {job['model']}; free some and run again"
+        )

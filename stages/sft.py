@@ -1,0 +1,26 @@
+"""Stage sft: supervised fine-tuning on demonstrations; response tokens are trained, the end of text among them."""
+
+from __future__ import annotations
+
+from stages import arrow
+from stages.cluster.groups import source
+from stages.cluster.recipe import Recipe
+from stages.cluster.rows import Rows
+
+
+def run(context) -> None:
+    params, cluster, base = context.params, context.cluster, context.model_folder("base")
+    demos = arrow.read(context.input("data") / "data.arrow").to_pylist()
+    chat = cluster.apply("stages.tokens:conversations", folder=str(base), rows=demos, answers=("response",))
+    rows = Rows.of(list(zip(chat["prompts"], chat["response"])))
+    done = cluster.train(
+        "actor",
+        source(context, "base", "causal", precision=params["precision"]),
+        rows,
+        Recipe("stages.algorithms.objectives.sft:Likelihood", params["optimizer"], params["epochs"], params["seed"],
+               save_every=context.hints["save_every"], state=str(context.state)),
+        "training",
+    )  # fmt: skip
+    cluster.save("actor", context.out / "model", base)
+    context.facts |= {"rows": len(rows), "drops": chat["drops"], "trained_tokens": int(rows.chosen_T.sum())}
+    arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("sft", done["metrics"]))

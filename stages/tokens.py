@@ -1,0 +1,120 @@
+"""Text to token ids by the model's own chat template, with the checks that every row must pass before it is used.
+
+Runs on a trainer rank (through Groups.apply), where transformers is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from stages.errors import UserError
+
+
+def _tokenizer(folder: str):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
+        raise UserError(f"{folder}: the tokenizer has no chat template; add one (tokenizer_config.json: chat_template)")
+    if tokenizer.eos_token_id is None or tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        raise UserError(f"{folder}: the tokenizer needs an end-of-text token and a padding token of its own")
+    return tokenizer
+
+
+def special(folder: str) -> dict[str, int]:
+    """Ids of the end-of-text and padding tokens."""
+    tokenizer = _tokenizer(folder)
+    return {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+
+
+def prompts(folder: str, texts: list[str], ids: list[str], *, room: int, limit: int | None = None) -> list[list[int]]:
+    """Prompt ids, ending where the response begins. `room` tokens must be left for it within the model's context.
+
+    Raises UserError naming the first row that does not fit, or that has not exactly one beginning-of-text.
+    """
+    from transformers import AutoConfig
+
+    tokenizer = _tokenizer(folder)
+    context = limit or AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+    rendered = [_render(tokenizer, text) for text in texts]
+    found = tokenizer(rendered, add_special_tokens=False).input_ids if rendered else []
+    for row, tokens in zip(ids, found):
+        _check_bos(tokenizer, row, tokens)
+        if len(tokens) + room > context:
+            raise UserError(
+                f"prompt {row}: {len(tokens)} tokens and room for {room} more exceed the context of {context}; "
+                "shorten it, lower sampling.max_tokens or take a model with a longer context"
+            )
+    return found
+
+
+def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str, ...], context: int | None = None) -> dict[str, Any]:
+    """Prompt and response ids of each answer column, end-of-text included; rows that must go are counted by reason.
+
+    rows: with `id`, `prompt` and the answer columns. Returns {"ids", "prompts", <answer>..., "drops": {reason: count}}.
+    Raises UserError when nothing is left, or when prompt ids are no prefix of the whole.
+    """
+    from transformers import AutoConfig
+
+    tokenizer = _tokenizer(folder)
+    context = context or AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+    heads = tokenizer([_render(tokenizer, row["prompt"]) for row in rows], add_special_tokens=False).input_ids
+    wholes = {
+        a: tokenizer([_render(tokenizer, row["prompt"], row[a]) for row in rows], add_special_tokens=False).input_ids for a in answers
+    }
+    kept: dict[str, Any] = {"ids": [], "prompts": [], **{a: [] for a in answers}}
+    drops: Counter[str] = Counter()
+    for i, row in enumerate(rows):
+        head, tails = heads[i], {}
+        _check_bos(tokenizer, row["id"], head)
+        for a in answers:
+            whole = wholes[a][i]
+            if whole[: len(head)] != head:
+                raise UserError(f"row {row['id']}: the chat template's prompt is no prefix of prompt and response; fix the template")
+            tail = whole[len(head) :]
+            if tokenizer.eos_token_id not in tail:
+                raise UserError(f"row {row['id']}: the chat template does not end a response with {tokenizer.eos_token}; fix the template")
+            tails[a] = tail[: tail.index(tokenizer.eos_token_id) + 1]
+        if any(not row[a].strip() for a in answers):
+            drops["empty response"] += 1
+        elif any(len(head) + len(tail) > context for tail in tails.values()):
+            drops["longer than the context"] += 1
+        elif len(answers) == 2 and tails[answers[0]] == tails[answers[1]]:
+            drops["chosen equals rejected"] += 1
+        else:
+            kept["ids"].append(row["id"])
+            kept["prompts"].append(head)
+            for a in answers:
+                kept[a].append(tails[a])
+    if not kept["ids"]:
+        raise UserError(f"of {len(rows)} rows none is left: {dict(drops) or 'the data set is empty'}")
+    return kept | {"drops": dict(drops)}
+
+
+def plain(folder: str, texts: list[str], *, context: int) -> list[list[int]]:
+    """Whole texts with beginning and end of text; longer ones are cut into pieces of the context's length."""
+    tokenizer = _tokenizer(folder)
+    found = []
+    for ids in tokenizer([" " + text for text in texts], add_special_tokens=False).input_ids:
+        ids = [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+        found += [ids[i : i + context] for i in range(0, len(ids), context) if len(ids[i : i + context]) > 1]
+    return found
+
+
+def texts(folder: str, responses: list[list[int]]) -> list[str]:
+    """Responses as text, without special tokens."""
+    return [t.strip() for t in _tokenizer(folder).batch_decode(responses, skip_special_tokens=True)]
+
+
+def _render(tokenizer, prompt: str, response: str | None = None) -> str:
+    turns = [{"role": "user", "content": prompt}]
+    if response is not None:
+        turns.append({"role": "assistant", "content": response})
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=response is None)
+
+
+def _check_bos(tokenizer, row: str, ids: list[int]) -> None:
+    bos = tokenizer.bos_token_id
+    if bos is not None and bos != tokenizer.eos_token_id and ids.count(bos) > 1:
+        raise UserError(f"row {row}: {ids.count(bos)} beginning-of-text tokens; one comes from the chat template, take the others out")

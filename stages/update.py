@@ -1,0 +1,82 @@
+"""Stage update: actor and critic trained on one iteration's experience, each going on from its own optimizer state."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from stages import arrow
+from stages.cluster.groups import source
+from stages.cluster.recipe import Recipe
+from stages.cluster.rows import Rows
+
+
+def run(context) -> None:
+    params, cluster = context.params, context.cluster
+    experience = arrow.read(context.input("experience") / "experience.arrow")
+    columns = {name: experience[name].to_pylist() for name in
+               ("prompt_ids", "response_ids", "trainer_logprobs", "advantages", "values", "returns")}  # fmt: skip
+    sequences = list(zip(columns["prompt_ids"], columns["response_ids"]))
+    work = {
+        "actor": (
+            "stages.algorithms.objectives.actor:Actor",
+            {"temperature": params["sampling"]["temperature"], "clip_low": params["clip_low"], "clip_high": params["clip_high"]},
+            {"old_logprobs": columns["trainer_logprobs"], "advantages": columns["advantages"]},
+        ),
+        "critic": (
+            "stages.algorithms.objectives.critic:Critic",
+            {"clip": params["value_clip"]},
+            {"old_values": columns["values"], "returns": columns["returns"]},
+        ),
+    }
+    done: dict[str, dict] = {}
+
+    def train(role: str) -> None:
+        objective, options, fields = work[role]
+        optimizer = params[role]
+        per_iteration = params["epochs"] * math.ceil(len(sequences) / optimizer["batch_size"])
+        before = context.input("previous") / "optimizer" / f"{role}.safetensors" if "previous" in context.job["inputs"] else None
+        done[role] = cluster.train(
+            role,
+            source(context, role, "causal" if role == "actor" else "scorer", role=role, precision=params["precision"],
+                   optimizer=str(before) if before else None),
+            Rows.of(sequences, token_fields=fields),
+            Recipe(objective, optimizer, params["epochs"], params["seed"] + params["iteration"], options,
+                   first_step=(params["iteration"] - 1) * per_iteration, total_steps=params["horizon"] * per_iteration,
+                   save_every=context.hints["save_every"], state=str(context.state / role)),
+            f"{params['iteration']} {role}",
+        )  # fmt: skip
+
+    _side_by_side(train, cluster.apart("actor", "critic"))
+    for role, folder in (("actor", "model"), ("critic", "critic")):
+        cluster.save(role, context.out / folder, context.model_folder(role, role), context.out / "optimizer" / f"{role}.safetensors")
+        context.keep_warm(role)
+    context.facts["rows"] = len(sequences)
+    arrow.write(
+        context.out / "metrics.arrow", arrow.METRICS,
+        [row for role in work for row in arrow.metric_rows(role, done[role]["metrics"])],
+    )  # fmt: skip
+
+
+def _side_by_side(train, apart: bool) -> None:
+    """Both at once where they have processes of their own; one after the other where they share them."""
+    if not apart:
+        train("actor")
+        train("critic")
+        return
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            train("critic")
+        except BaseException as error:  # raised again below, in the caller's thread
+            failures.append(error)
+
+    other = threading.Thread(target=guarded)
+    other.start()
+    try:
+        train("actor")
+    finally:
+        other.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,15 @@
+"""Data sets: made by the embedded world, or taken from a file or a hub, checked row by row."""
+
+
+rule data:
+    output:
+        manifest=STORE + "/{artifact}/manifest.json",
+        rows=STORE + "/{artifact}/data.arrow",
+    wildcard_constraints:
+        artifact=folders("data"),
+    params:
+        job=job,
+    message:
+        "data {wildcards.artifact}"
+    shell:
+        "python -m stages run {wildcards.artifact:q} {JOBS:q}"
