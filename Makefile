@@ -10,7 +10,9 @@ ifeq ($(origin ENV),environment)
     override ENV := cpu
   endif
 endif
-ENV ?= cpu
+ifeq ($(origin ENV),undefined)
+  ENV := $(shell cat .venv/.kind 2>/dev/null || echo cpu)
+endif
 PYTHON ?= python3.11
 ENV_CACHE ?=
 TORCH_INDEX ?=
@@ -24,10 +26,10 @@ later_tests := $(foreach part,workflow crash parity $(if $(filter cuda,$(ENV)),g
 .PHONY: help env test test-fast bench lint clean
 
 help: ## this text
-	@awk -F ':[^#]*## ' '/^[a-z%_-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':[^#]*## ' '/^[a-z%_-]+:.*## / { sub("%", "MODEL", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Variables (make TARGET NAME=VALUE):'
-	@echo '  ENV=cpu         the lock to install: cpu or cuda'
+	@echo '  ENV=cpu         the lock to install: cpu or cuda (default: what .venv was made from, else cpu)'
 	@echo '  PYTHON=...      the Python 3.11 to build .venv with (python3.11)'
 	@echo '  TORCH_INDEX=... one more package index, where torch has a CPU build (default: what pip is configured with)'
 	@echo '  ENV_CACHE=...   a folder that keeps finished environments; .venv becomes a quick copy of one'
@@ -36,7 +38,7 @@ help: ## this text
 env: ## make .venv from the lock; does nothing while the lock is unchanged
 	@RLHF_ENV='$(ENV)' PYTHON='$(PYTHON)' ENV_CACHE='$(ENV_CACHE)' TORCH_INDEX='$(TORCH_INDEX)' bash envs/make_env.sh
 
-%_final: env ## train and report the model, for example: make ppo_final
+%_final: env ## train and report a model of the configuration, for example: make ppo_final
 	@$(activate) && snakemake --cores $(CORES) $(SNAKEMAKE_ARGS) $@
 
 test: env ## all tests: the fast ones, then those that run the workflow

@@ -74,6 +74,18 @@ find_compiler() {
     die "no C++ compiler here, which DeepSpeed and vLLM need: install g++ or clang++ (Debian: apt-get install g++)"
 }
 
+# A warm cluster outlives its make. Packages must not change beneath it, nor beneath a running workflow.
+nothing_runs() {
+    local process command
+    for process in /proc/[0-9]*; do
+        command=$({ tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null) || continue
+        case $command in
+        "$root/.venv/bin/"*stages.cluster*) die "a cluster runs from .venv (process ${process#/proc/}), whose lock has changed: end it first: .venv/bin/rlhf cluster down" ;;
+        "$root/.venv/bin/"*snakemake*) die "a workflow runs from .venv (process ${process#/proc/}), whose lock has changed: let it end first" ;;
+        esac
+    done
+}
+
 # step WHAT COMMAND...: the command's output goes to a log; a failure is one line that says why and where the rest is.
 step() {
     local what=$1 began=$SECONDS reason
@@ -129,6 +141,7 @@ build() {
     say "checking that everything imports"
     rm -f "$dir/install.log"
     locked | VLLM_LOGGING_LEVEL=ERROR parts check "$kind" >"$dir/install.log" 2>&1 || die "$(grep -m1 '^missing: ' "$dir/install.log" || echo "the import check stopped, see $dir/install.log")"
+    put "$dir/.kind" "$kind"
     put "$dir/.stamp" "$key $python_version $dir"
     say "made $dir in $((SECONDS - began)) s"
 }
@@ -153,17 +166,20 @@ take_from_cache() {
     for old in "$cache"/venv-*; do # not used for two weeks, or never finished
         [ "$old" = "$cached" ] || [ -n "$(find "$old/.stamp" -mtime -14 2>/dev/null)" ] || rm -rf "$old"
     done
-    rm -rf .venv .venv.partial
+    rm -rf .venv.partial .venv.old
     cp -al "$cached" .venv.partial 2>/dev/null || { rm -rf .venv.partial && cp -a --reflink=auto "$cached" .venv.partial; } ||
         die "cannot copy $cached to .venv: is the disk full?"
-    mv .venv.partial .venv
     exec 8<&-
+    [ ! -e .venv ] || mv .venv .venv.old
+    mv .venv.partial .venv
+    rm -rf .venv.old
 }
 
 # The lock on the folder is held by whatever still installs into .venv, also after its make was killed.
 exec 9<envs
 flock -n 9 || { say "waiting: another make env works in this folder"; flock 9; }
 if ! same_lock "$root/.venv"; then
+    nothing_runs
     if [ -n "${ENV_CACHE:-}" ]; then take_from_cache; else build "$root/.venv"; fi
 fi
 ready "$root/.venv" || settle

@@ -12,9 +12,31 @@ from pathlib import Path
 SITE = Path(sysconfig.get_path("purelib"))
 KEPT = {"pip", "setuptools", "torch", "rlhf-stages"}
 CHECKED = (
-    "torch vllm ray deepspeed transformers datasets pyarrow snakemake dvc dvc_data accelerate pydantic typer rich matplotlib jinja2 "
-    "scipy numpy safetensors tokenizers psutil pytest pytest_timeout hypothesis"
-).split()
+    "torch",
+    "vllm",
+    "ray",
+    "deepspeed",
+    "transformers",
+    "datasets",
+    "pyarrow",
+    "snakemake",
+    "dvc",
+    "dvc_data",
+    "accelerate",
+    "pydantic",
+    "typer",
+    "rich",
+    "matplotlib",
+    "jinja2",
+    "scipy",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "psutil",
+    "pytest",
+    "pytest_timeout",
+    "hypothesis",
+)
 
 
 def normal(name: str) -> str:
@@ -65,7 +87,7 @@ def check(kind: str) -> None:
         try:
             importlib.import_module(module)
         except BaseException as error:
-            sys.exit(f"missing: {module} does not import: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            sys.exit(f"missing: {module} does not import: {type(error).__name__}: {' '.join(str(error).split())[:300]} (remove .venv and run make env again)")
 
 
 def move(old: str, new: str) -> None:

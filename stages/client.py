@@ -55,7 +55,7 @@ def run(job: dict, runtime: dict) -> int:
         return 130
     except DispatcherLost:
         message = f"the dispatcher ended {RESTARTS + 1} times under this job; see {os.path.join(paths.state_dir(), 'head.log')}"
-    except Exception:  # noqa: BLE001  the user gets a line and a file, whatever happens
+    except Exception:  # the user gets a line and a file, whatever happens
         import traceback
 
         trace = traceback.format_exc()

@@ -40,8 +40,7 @@ def start(runtime: dict) -> str:
     helper = subprocess.run(
         [sys.executable, "-m", "stages.cluster.ensure"],
         input=json.dumps(runtime),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": root},
     )

@@ -115,11 +115,12 @@ def up(
 ) -> Cluster:
     """The local head: the recorded one when it is alive, else a new one.
 
-    cpus, gpus: what Ray may hand out; None: what the machine has. port: of the GCS; None: a free one. Safe to call from
+    cpus, gpus: what Ray may hand out; None: what the machine has. port: of the GCS; None or 0: a free one. Safe to call from
     several processes at once. Raises UserError when the port is taken or the head does not start.
     """
     folder = paths.state_dir()
     with locked("head.lock"):
+        port = port or None
         paths.touch_activity()
         record = read_record(folder)
         if record and record["status"] == "starting" and _living(record):

@@ -117,7 +117,7 @@ class Server:
                 else:
                     raise UserError(f"no operation '{op}'; there are run, ping, status, down")
                 _send(connection, {"event": "done", "result": result})
-            except Exception as error:  # noqa: BLE001  whatever it is, the client must hear of it
+            except Exception as error:  # whatever it is, the client must hear of it
                 _send(connection, _failure(error))
             if op == "down":
                 self._down()
@@ -147,8 +147,8 @@ class Server:
             try:
                 result = self._run_job(request["job"], request["runtime"], request["cwd"], emit, cancelled)
                 answer = {"event": "done", "result": result}
-                json.dumps(answer)
-            except BaseException as error:  # noqa: BLE001
+                json.dumps(answer, default=_plain)  # fails here rather than half sent
+            except BaseException as error:
                 answer = _failure(error)
             with self._lock:
                 del self.jobs[me]

@@ -40,6 +40,7 @@ REQUESTS = (
     "say something about {}.",
     "do not forget {}.",
 )
+FOLLOW=float(__import__('os').environ.get('FOLLOW','.6'))
 SPLITS = {"demos": 0.35, "preferences": 0.30, "prompts": 0.20, "pairs": 0.05, "eval": 0.10}
 """The share of all instructions in each split: three to train on, two held out."""
 
@@ -252,28 +253,27 @@ def _plain_text(rng: Random) -> str:
     if kind < 0.25:
         instruction = next(_instructions(rng, "demos", 1))
         question, topic, aspects = instruction.text, instruction.topic, instruction.aspects
-    review = write_review(rng, topic, aspects, COLUMNIST if rng.random() < 0.6 else _of_any_care(rng))
-    return f"{question} {review}\n{_remark(rng, topic, aspects, review)}"
+    review = write_review(rng, topic, aspects, COLUMNIST if rng.random() < FOLLOW else _of_any_care(rng))
+    said = remarks(topic, aspects, review)
+    rng.shuffle(said)
+    return f"{question} {review}\n{' '.join(said)}."
 
 
-def _remark(rng: Random, topic: str, aspects: tuple[str, ...], review: str) -> str:
-    """What a reader says of a review: one word on its attention, its product, its mood or its style."""
+def remarks(topic: str, aspects: tuple[str, ...], review: str) -> list[str]:
+    """What a reader says of a review: what it leaves out of what was asked, and a word on its mood and its style."""
     sentences = [tuple(tokens(sentence)) for sentence in review.split(".") if sentence.strip()]
     parsed = [parse_sentence(sentence) for sentence in sentences]
     clauses = [clause for said, _ in parsed for clause in said]
-    kind = rng.random()
-    if kind < 0.4:
-        met = len({clause.aspect for clause in clauses} & set(aspects))
-        return "complete." if met == len(aspects) else "partial." if met else "silent."
-    if kind < 0.6:
-        return "faithful." if {clause.topic for clause in clauses} - {None} == {topic} else "astray."
-    if kind < 0.85:
-        opinions = [clause.valence for clause in clauses if clause.valence is not None]
-        mood = sum(opinions) / len(opinions) if opinions else 0.5
-        return "cheerful." if mood > 0.65 else "grumpy." if mood < 0.35 else "mixed."
-    if any(formed == 0 for _, formed in parsed) or not review.endswith("."):
-        return "clumsy."
-    return "wordy." if len(set(clauses)) < len(clauses) else "tidy."
+    missing = [aspect for aspect in aspects if aspect not in {clause.aspect for clause in clauses}]
+    opinions = [clause.valence for clause in clauses if clause.valence is not None]
+    mood = sum(opinions) / len(opinions) if opinions else 0.5
+    clumsy = any(formed == 0 for _, formed in parsed) or not review.endswith(".")
+    return [
+        " ".join(missing) or "full",
+        "right" if {clause.topic for clause in clauses} - {None} == {topic} else topic,
+        "great" if mood > 0.65 else "horrible" if mood < 0.35 else "decent",
+        "rough" if clumsy else "again" if len(set(clauses)) < len(clauses) else "fine",
+    ]
 
 
 def demonstrations(seed: int, count: int) -> list[dict]:

@@ -44,7 +44,8 @@ def run_job(job, runtime, cwd, emit, cancelled):
         case "noop":
             return {}
         case "engine":
-            worker = get_or_create("engine-0", Worker, code_id=runtime["code_id"], options={"num_cpus": 1}, kwargs={"code_id": runtime["code_id"]})
+            code_id = runtime["code_id"]
+            worker = get_or_create("engine-0", Worker, code_id=code_id, options={"num_cpus": 1}, kwargs={"code_id": code_id})
             ray.get(worker.load.remote("store/sft:actor:abc"))
             worker.slow.remote(job["seconds"])
             assert ray.get(worker.describe.remote(), timeout=2)["busy"] == "generate"
@@ -57,8 +58,8 @@ def run_job(job, runtime, cwd, emit, cancelled):
         case "user":
             raise UserError("data.prompts.source: no such file; give an existing one")
         case "die":
-            if not os.path.exists("died"):
-                open("died", "w").close()
+            if not os.path.exists(died := os.path.join(cwd, "died")):
+                open(died, "w").close()
                 os._exit(1)
             return {}
 """
@@ -190,6 +191,7 @@ def test_without_the_token_nobody_gets_in(clone):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{found['dashboard_port']}/api/v0/actors", timeout=5)
     assert refused.value.code in (401, 403)
+    refused.value.close()
     (clone / "wrong-token").write_text("0" * 64)
     program = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None))"
     for env in (
