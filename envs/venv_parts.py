@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
+AGAIN = "remove .venv and run make env again"
 KEPT = {"pip", "setuptools", "torch", "rlhf-stages"}
 CHECKED = (
     "torch",
@@ -78,16 +79,17 @@ def check(kind: str) -> None:
     have = installed()
     for name, version in locked().items():
         if name not in have:
-            sys.exit(f"missing: {name}=={version} is in the lock but not installed: remove .venv and run make env again")
+            sys.exit(f"missing: {name}=={version} is in the lock but not installed: {AGAIN}")
         if have[name] != version:
-            sys.exit(f"missing: the lock wants {name}=={version}, but {have[name]} is installed: remove .venv and run make env again")
+            sys.exit(f"missing: the lock wants {name}=={version}, but {have[name]} is installed: {AGAIN}")
     if torch_kind() != kind:
         sys.exit(f"missing: a {kind} build of torch; the one installed is for {torch_kind()}")
     for module in [*CHECKED, *(["deepspeed.ops.comm.deepspeed_shm_comm_op"] if kind == "cpu" else [])]:
         try:
             importlib.import_module(module)
         except BaseException as error:
-            sys.exit(f"missing: {module} does not import: {type(error).__name__}: {' '.join(str(error).split())[:300]} (remove .venv and run make env again)")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            sys.exit(f"missing: {module} does not import: {reason} ({AGAIN})")
 
 
 def move(old: str, new: str) -> None:

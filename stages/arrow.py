@@ -18,6 +18,7 @@ DATA = {
     "texts": pa.schema([("id", pa.string()), ("text", pa.string())]),
     "demonstrations": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string())]),
     "preferences": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("chosen", pa.string()), ("rejected", pa.string())]),
+    "rated": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string()), ("label", pa.bool_())]),
     "prompts": pa.schema([("id", pa.string()), ("prompt", pa.string())]),
 }
 ROLLOUTS = pa.schema(
@@ -33,6 +34,15 @@ EXPERIENCE = pa.schema(
         ("score", pa.float32()), ("shaped_rewards", _FLOATS), ("advantages", _FLOATS), ("returns", _FLOATS),
     ]
 )
+BEST = pa.schema([*DATA["demonstrations"], ("prompt_ids", _IDS), ("response_ids", _IDS), ("score", pa.float32())])
+PAIRS = pa.schema(
+    [
+        *DATA["preferences"], ("prompt_ids", _IDS), ("chosen_ids", _IDS), ("rejected_ids", _IDS),
+        ("chosen_score", pa.float32()), ("rejected_score", pa.float32()),
+    ]
+)
+SCORES = pa.schema([("prompt_id", pa.string()), ("sample", pa.int32()), ("score", pa.float32()), ("used", pa.string())])
+REFERENCE = pa.schema([("id", pa.string()), ("answer", pa.string()), ("logprob", pa.float64()), ("tokens", pa.int32())])
 METRICS = pa.schema([("step", pa.int32()), ("phase", pa.string()), ("name", pa.string()), ("value", pa.float64())])
 HELDOUT = pa.schema([("id", pa.string()), ("chosen_score", pa.float32()), ("rejected_score", pa.float32())])
 SAMPLES = pa.schema(
@@ -42,7 +52,7 @@ SAMPLES = pa.schema(
         ("score", pa.float32()), ("kl", pa.float32()),
     ]
 )
-KEYS = ("id", "iteration", "prompt_id", "sample", "step", "phase", "name")
+KEYS = ("id", "answer", "iteration", "prompt_id", "sample", "step", "phase", "name")
 
 
 def write(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> None:

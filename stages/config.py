@@ -23,8 +23,9 @@ class Section(BaseModel):
 class Data(Section):
     """One data set. It becomes an Arrow file that every model naming it shares."""
 
-    kind: Literal["texts", "demonstrations", "preferences", "prompts"]
-    """What a row is: a plain text; a prompt and its response; a prompt with a chosen and a rejected response; a prompt."""
+    kind: Literal["texts", "demonstrations", "preferences", "rated", "prompts"]
+    """What a row is: a plain text; a prompt and its response; a prompt with a chosen and a rejected response; a prompt
+    with a response and a label (true: desirable); a prompt."""
     source: str = "synthetic"
     """`synthetic` (the embedded world), a file (.jsonl, .json, .csv, .parquet, .arrow), or `hf:NAME` for a hub data set."""
     split: str = "train"
@@ -32,7 +33,7 @@ class Data(Section):
     revision: str | None = None
     """Revision of a hub data set; pin it, since a name alone can change under you."""
     columns: dict[str, str] = {}
-    """Our field name -> the source's column name, where they differ: text, prompt, response, chosen, rejected."""
+    """Our field name -> the source's column name, where they differ: text, prompt, response, chosen, rejected, label."""
     rows: PositiveInt | None = None
     """How many rows: made (synthetic) or taken from the front (others; none means all)."""
     seed: int = 0
@@ -138,6 +139,104 @@ class Sampling(Section):
     """Longest response; one that reaches it without end-of-text counts as truncated."""
 
 
+class DPO(Trained):
+    """Direct preference optimisation and its relatives; the reference's log-probabilities are made once and kept."""
+
+    stage: Literal["dpo"]
+    base: str = Field(alias="from")
+    """The policy's start, and the frozen reference."""
+    data: str
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid`: DPO; with label_smoothing cDPO, or robust DPO. `ipo`: squared distance to 1 / (2 beta)."""
+    beta: PositiveFloat = 0.1
+    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
+    """Assumed share of wrong labels (cDPO)."""
+    robust: bool = False
+    """Take the flipped pairs away instead of mixing them in (robust DPO); needs label_smoothing."""
+    average_logprobs: bool = False
+    """Log-probabilities per token instead of per response: the same beta is then another strength; the field disagrees on IPO's."""
+    epochs: PositiveInt = 1
+    optimizer: Optimizer = Optimizer(learning_rate=5e-4)
+
+    @model_validator(mode="after")
+    def _options_are_read(self):
+        if self.loss == "ipo" and (self.label_smoothing or self.robust):
+            raise ValueError("label_smoothing and robust are not read by the ipo loss; take them out or set loss: sigmoid")
+        if self.robust and not self.label_smoothing:
+            raise ValueError("robust: needs label_smoothing above 0")
+        return self
+
+
+class KTO(Trained):
+    """Kahneman-Tversky optimisation on single rated responses; pairs are split into a desirable and an undesirable one."""
+
+    stage: Literal["kto"]
+    base: str = Field(alias="from")
+    """The policy's start, and the frozen reference."""
+    data: str
+    """Rated responses (kind `rated`), or preferences, which are split."""
+    beta: PositiveFloat = 0.1
+    desirable_weight: PositiveFloat = 1.0
+    undesirable_weight: PositiveFloat = 1.0
+    """The paper wants desirable_weight * desirable rows / (undesirable_weight * undesirable rows) within 1 and 4/3."""
+    epochs: PositiveInt = 1
+    optimizer: Optimizer = Optimizer(learning_rate=5e-4)
+
+
+class Sampled(Trained):
+    """What methods share that sample from the policy and let a reward model choose."""
+
+    base: str = Field(alias="from")
+    reward: str
+    prompts: str
+    rounds: PositiveInt = 1
+    """Each round samples from the policy that the round before left."""
+    prompts_per_round: PositiveInt = 1024
+    samples_per_prompt: int = Field(8, ge=2)
+    sampling: Sampling = Sampling()
+    epochs: PositiveInt = 1
+
+
+class RejectionSampling(Sampled):
+    """RAFT: sample, score, keep the best finished response of each prompt, fine-tune on it."""
+
+    stage: Literal["rejection_sampling"]
+    optimizer: Optimizer = Optimizer(learning_rate=5e-4)
+
+
+class IterativeDPO(Sampled):
+    """A round: sample, score, pair the best with the worst finished response of each prompt, DPO."""
+
+    stage: Literal["iterative_dpo"]
+    beta: PositiveFloat = 0.1
+    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
+    """Assumed share of wrong labels (cDPO)."""
+    reference: Literal["fixed", "last"] = "last"
+    """`fixed`: the model that the first round starts from; `last`: the policy that the round starts from."""
+    optimizer: Optimizer = Optimizer(learning_rate=5e-4)
+
+
+class ConditionalSFT(Trained):
+    """Demonstrations labelled by a reward model, trained with the label in the prompt; asked for the wanted one."""
+
+    stage: Literal["conditional_sft"]
+    base: str = Field(alias="from")
+    reward: str
+    data: str
+    condition: str = "{prompt} {level}"
+    """How a prompt names the level."""
+    levels: int = Field(5, ge=2, le=9)
+    """The reward model's scores are cut into so many equally large groups, 1 the worst."""
+    epochs: PositiveInt = 1
+    optimizer: Optimizer = Optimizer()
+
+    @model_validator(mode="after")
+    def _condition_has_both(self):
+        if "{prompt}" not in self.condition or "{level}" not in self.condition:
+            raise ValueError("condition: must hold {prompt} and {level}")
+        return self
+
+
 class PPO(Trained):
     """Proximal policy optimisation with a critic: rollouts -> experience -> update, once per iteration."""
 
@@ -158,6 +257,8 @@ class PPO(Trained):
     """Passes over one iteration's experience."""
     actor: Optimizer = Optimizer(learning_rate=5e-4)
     critic: Optimizer = Optimizer(learning_rate=1e-3)
+    estimator: Literal["gae", "reinforce", "rloo", "grpo", "dr_grpo"] = "gae"
+    """Advantages: by a critic (`gae`), or without one against the mean of the iteration (`reinforce`) or of a prompt's samples."""
     kl_coef: NonNegativeFloat = 0.03
     """Weight of the per-token KL to the reference inside the reward."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
@@ -173,6 +274,16 @@ class PPO(Trained):
     whiten_advantages: bool = True
     """Zero mean and unit variance over all response tokens of the iteration."""
 
+    @model_validator(mode="after")
+    def _options_are_read(self):
+        if self.estimator != "gae":
+            unread = sorted({"critic", "lam", "gamma", "value_clip"} & self.model_fields_set)
+            if unread:
+                raise ValueError(f"{unread[0]}: not read by estimator {self.estimator}, which has no critic; take it out")
+        if self.estimator in ("rloo", "grpo", "dr_grpo") and self.samples_per_prompt < 2:
+            raise ValueError(f"samples_per_prompt: estimator {self.estimator} compares a prompt's samples; give 2 or more")
+        return self
+
 
 def _tag(value: Any) -> str:
     if isinstance(value, dict):
@@ -186,6 +297,11 @@ Model = Annotated[
         Annotated[Pretrain, Tag("pretrain")],
         Annotated[SFT, Tag("sft")],
         Annotated[RewardModel, Tag("reward_model")],
+        Annotated[DPO, Tag("dpo")],
+        Annotated[KTO, Tag("kto")],
+        Annotated[RejectionSampling, Tag("rejection_sampling")],
+        Annotated[IterativeDPO, Tag("iterative_dpo")],
+        Annotated[ConditionalSFT, Tag("conditional_sft")],
         Annotated[PPO, Tag("ppo")],
     ],
     Discriminator(_tag),
@@ -280,7 +396,11 @@ def nearest(word: str, words) -> str:
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
-_STAGES = {"import": Import, "pretrain": Pretrain, "sft": SFT, "reward_model": RewardModel, "ppo": PPO}
+STAGES = {
+    "import": Import, "pretrain": Pretrain, "sft": SFT, "reward_model": RewardModel, "dpo": DPO, "kto": KTO,
+    "rejection_sampling": RejectionSampling, "iterative_dpo": IterativeDPO, "conditional_sft": ConditionalSFT, "ppo": PPO,
+}  # fmt: skip
+POLICIES = tuple(stage for stage in STAGES if stage != "reward_model")
 
 
 def _section_at(location: tuple) -> type[BaseModel] | None:
@@ -293,7 +413,7 @@ def _section_at(location: tuple) -> type[BaseModel] | None:
             parts, section = parts[1:], Data
         elif section is Config and part == "models":
             parts = parts[1:]
-            section = _STAGES.get(parts.pop(0)) if parts else None
+            section = STAGES.get(parts.pop(0)) if parts else None
         elif isinstance(section, type) and issubclass(section, BaseModel):
             field = next((f for n, f in section.model_fields.items() if part in (n, f.alias)), None)
             section = field.annotation if field else None
@@ -304,7 +424,7 @@ def _section_at(location: tuple) -> type[BaseModel] | None:
 
 def _say(error: dict) -> str:
     location = list(error["loc"])
-    shown = [str(p) for i, p in enumerate(location) if not (i == 2 and location[0] == "models" and p in _STAGES)]
+    shown = [str(p) for i, p in enumerate(location) if not (i == 2 and location[0] == "models" and p in STAGES)]
     path = ".".join(shown) or "configuration"
     kind, got = error["type"], error.get("input")
     if kind == "extra_forbidden":
@@ -315,7 +435,7 @@ def _say(error: dict) -> str:
         return f"{path}: missing; add it (config/README.md explains each key)"
     if kind == "union_tag_invalid":
         tag = error["ctx"]["tag"]
-        return f"{path}.stage: unknown stage '{tag}'{nearest(tag, _STAGES)} (known: {', '.join(_STAGES)})"
+        return f"{path}.stage: unknown stage '{tag}'{nearest(tag, STAGES)} (known: {', '.join(STAGES)})"
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{path}: {message}" if shown else message
@@ -359,7 +479,7 @@ def _assign(raw: dict, assignment: str) -> None:
 
 def _broken_references(config: Config):
     """Every name that a model or the evaluation uses must exist and be of the right kind; the graph has no cycle."""
-    policies = ("import", "pretrain", "sft", "ppo")
+    policies = POLICIES
 
     def model(path, name, stages):
         found = config.models.get(name)
@@ -368,12 +488,12 @@ def _broken_references(config: Config):
         if found.stage not in stages:
             return f"{path}: model '{name}' is a {found.stage}; wanted one of {', '.join(stages)}"
 
-    def data(path, name, kind):
+    def data(path, name, *kinds):
         found = config.data.get(name)
         if found is None:
             return f"{path}: no data set '{name}'{nearest(name, config.data)}"
-        if found.kind != kind:
-            return f"{path}: data set '{name}' holds {found.kind}; wanted {kind}"
+        if found.kind not in kinds:
+            return f"{path}: data set '{name}' holds {found.kind}; wanted {' or '.join(kinds)}"
 
     faults = []
     for name, m in config.models.items():
@@ -390,7 +510,16 @@ def _broken_references(config: Config):
                 data(f"{at}.data", m.data, "preferences"),
                 data(f"{at}.heldout", m.heldout, "preferences"),
             ]
-        elif m.stage == "ppo":
+        elif m.stage in ("dpo", "kto"):
+            kinds = ("preferences",) if m.stage == "dpo" else ("preferences", "rated")
+            faults += [model(f"{at}.from", m.base, policies), data(f"{at}.data", m.data, *kinds)]
+        elif m.stage == "conditional_sft":
+            faults += [
+                model(f"{at}.from", m.base, policies),
+                model(f"{at}.reward", m.reward, ("reward_model",)),
+                data(f"{at}.data", m.data, "demonstrations"),
+            ]
+        elif m.stage in ("ppo", "rejection_sampling", "iterative_dpo"):
             faults += [
                 model(f"{at}.from", m.base, policies),
                 model(f"{at}.reward", m.reward, ("reward_model",)),

@@ -13,6 +13,7 @@ _REQUIRED = {
     "texts": ("text",),
     "demonstrations": ("prompt", "response"),
     "preferences": ("prompt", "chosen", "rejected"),
+    "rated": ("prompt", "response", "label"),
     "prompts": ("prompt",),
 }
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
@@ -24,7 +25,7 @@ def run(context) -> None:
     drops: dict[str, int] = {}
     kept = []
     for row in rows:
-        empty = next((f for f in _REQUIRED[params["kind"]] if not str(row[f] or "").strip()), None)
+        empty = next((f for f in _REQUIRED[params["kind"]] if row[f] is None or not str(row[f]).strip()), None)
         if empty:
             drops[f"empty {empty}"] = drops.get(f"empty {empty}", 0) + 1
         else:
@@ -45,6 +46,11 @@ def _synthetic(params: dict[str, Any]):
         return ({"id": f"text-{seed}-{i:06d}", "text": text} for i, text in enumerate(reviews.corpus(seed, rows)))
     if kind == "demonstrations":
         made = reviews.demonstrations(seed, rows)
+    elif kind == "rated":
+        pairs = reviews.preferences(seed, rows, 0.1)
+        made = [
+            {"id": f"{r['id']}-{a}", "prompt": r["prompt"], "response": r[a], "label": a == "chosen"} for r in pairs for a in ("chosen", "rejected")
+        ]
     elif kind == "preferences":
         made = reviews.preferences(seed, rows, params["noise"]) if params["noise"] else reviews.noiseless_pairs(seed, rows)
     else:

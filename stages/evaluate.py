@@ -17,7 +17,7 @@ def run(context) -> None:
     folder, sampling, precision = context.model_folder("policy"), params["sampling"], params["precision"]
     table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
     ids = cluster.apply(
-        "stages.tokens:prompts", folder=str(folder), texts=[r["prompt"] for r in table], ids=[r["id"] for r in table],
+        "stages.tokens:prompts", folder=str(folder), texts=[params.get("condition", "{prompt}").replace("{prompt}", r["prompt"]) for r in table], ids=[r["id"] for r in table],
         room=sampling["max_tokens"],
     )  # fmt: skip
     stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]

@@ -6,6 +6,7 @@ from stages import arrow, manifest
 from stages.cluster.groups import source
 from stages.cluster.rows import Rows
 
+_OPTIONS = ("estimator", "kl_coef", "kl_estimator", "reward_clip", "truncation_penalty", "gamma", "lam", "whiten_advantages")
 _ENGINE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}
 """Largest accepted gap between the engine's and the trainer's log-probability of a sampled token."""
 
@@ -23,7 +24,9 @@ def run(context) -> None:
         reference = cluster.score(
             "reference", source(context, "reference", "causal", precision=precision), rows, select="before", temperature=temperature
         )
-        values = cluster.score("critic", source(context, "critic", "scorer", role="critic", precision=precision), rows, select="before")
+        values = None
+        if params["estimator"] == "gae":
+            values = cluster.score("critic", source(context, "critic", "scorer", role="critic", precision=precision), rows, select="before")
         scores = [
             float(s[0]) for s in cluster.score("reward", source(context, "reward", "scorer", precision=precision), whole, select="at")
         ]
@@ -32,14 +35,14 @@ def run(context) -> None:
         made = cluster.apply(
             "stages.advantages:compute", scores=scores, finished=[r["finish_reason"] == "stop" for r in rollouts],
             logprobs=trainer, reference=reference, values=values, mean=norm["mean"], std=norm["std"],
-            options={k: params[k] for k in ("kl_coef", "kl_estimator", "reward_clip", "truncation_penalty", "gamma", "lam", "whiten_advantages")},
+            groups=[r["prompt_id"] for r in rollouts], options={k: v for k, v in params.items() if k in _OPTIONS},
         )  # fmt: skip
     context.facts |= {"rows": len(rollouts), "means": made["means"]}
     arrow.write(
         context.out / "experience.arrow", arrow.EXPERIENCE,
         (
             {
-                **r, "trainer_logprobs": trainer[i], "reference_logprobs": reference[i], "values": values[i], "score": scores[i],
+                **r, "trainer_logprobs": trainer[i], "reference_logprobs": reference[i], "values": values[i] if values else None, "score": scores[i],
                 "shaped_rewards": made["rewards"][i], "advantages": made["advantages"][i], "returns": made["returns"][i],
             }
             for i, r in enumerate(rollouts)

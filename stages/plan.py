@@ -37,6 +37,11 @@ STAGES = {
     "pretrain": Stage("stages.pretrain", 1, ("metrics.arrow",), _TRAINING),
     "sft": Stage("stages.sft", 1, ("metrics.arrow",), _TRAINING),
     "reward_model": Stage("stages.reward_model", 1, ("metrics.arrow", "heldout.arrow"), _TRAINING),
+    "condition": Stage("stages.condition", 1, ("data.arrow",), _TRAINING),
+    "reference": Stage("stages.reference", 1, ("reference.arrow",), _TRAINING),
+    "dpo": Stage("stages.dpo", 1, ("metrics.arrow",), _TRAINING),
+    "kto": Stage("stages.kto", 1, ("metrics.arrow",), _TRAINING),
+    "selection": Stage("stages.selection", 1, ("data.arrow", "scores.arrow"), _TRAINING),
     "rollouts": Stage("stages.rollouts", 1, ("rollouts.arrow",), ("torch", "vllm", "transformers", "tokenizers")),
     "experience": Stage("stages.experience", 1, ("experience.arrow",), _TRAINING),
     "update": Stage("stages.update", 1, ("metrics.arrow",), _TRAINING),
@@ -116,7 +121,7 @@ class Plan:
         for name in config.models:
             self._model(name)
         for name, model in config.models.items():
-            if model.stage in ("sft", "ppo"):
+            if model.stage not in ("import", "pretrain", "reward_model"):
                 self._evaluation(name)
 
     def _add(self, stage, model, params, inputs=None, folder="", hints=None) -> Node:
@@ -157,17 +162,68 @@ class Plan:
         elif model.stage == "reward_model":
             inputs = {"base": self._model(model.base), "data": self.data(model.data), "heldout": self.data(model.heldout)}
             node = self._add("reward_model", name, _without(params, "from", "data", "heldout"), inputs, hints=hints)
+        elif model.stage in ("dpo", "kto"):
+            base, data = self._model(model.base), self.data(model.data)
+            node = self._preference(model.stage, name, _without(params, "from", "data"), base, data, base, hints)
+        elif model.stage == "conditional_sft":
+            labels = self._add(
+                "condition", f"{name}_data", {"condition": model.condition, "levels": model.levels, "precision": model.precision},
+                {"data": self.data(model.data), "reward": self._model(model.reward)},
+            )
+            inputs = {"base": self._model(model.base), "data": labels}
+            node = self._add("sft", name, _without(params, "from", "reward", "data", "condition", "levels"), inputs, hints=hints)
+        elif model.stage in ("rejection_sampling", "iterative_dpo"):
+            node = self._rounds(name, model, params, hints)
         else:
             node = self._ppo(name, model, _without(params, "from", "reward", "prompts", "iterations"), hints)
         self.final[name] = node
         return node
 
+    def _preference(self, stage, name, params, base, data, reference, hints, folder="") -> Node:
+        """DPO or KTO, with the reference's log-probabilities as an artifact of their own, which other losses share."""
+        logprobs = self._add(
+            "reference", f"reference_{data.model}" if not folder else name, {"precision": params["precision"], "mismatched": stage == "kto"},
+            {"model": reference, "data": data}, f"{folder}/reference" if folder else "",
+        )
+        return self._add(stage, name, params, {"base": base, "data": data, "reference": logprobs}, f"{folder}/policy" if folder else "", hints)
+
+    def _rounds(self, name, model, params, hints) -> Node:
+        """Sample, score and choose, train; the next round samples from what this one left."""
+        policy, reward, prompts = self._model(model.base), self._model(model.reward), self.data(model.prompts)
+        shared = _without(params, "from", "reward", "prompts", "rounds")
+        identity = short_hash({"params": shared, "inputs": [policy.plan_id, reward.plan_id, prompts.plan_id]})
+        start = policy
+        for k in range(1, model.rounds + 1):
+            folder = f"{name}-{identity}/{k:04d}"
+            rollouts = self._add(
+                "rollouts", name,
+                {"seed": model.seed, "sampling": params["sampling"], "iteration": k, "precision": model.precision,
+                 "prompts_per_iteration": model.prompts_per_round, "samples_per_prompt": model.samples_per_prompt},
+                {"policy": policy, "prompts": prompts}, f"{folder}/rollouts",
+            )  # fmt: skip
+            pairs = model.stage == "iterative_dpo"
+            chosen = self._add(
+                "selection", name, {"keep": "pairs" if pairs else "best", "precision": model.precision},
+                {"rollouts": rollouts, "reward": reward}, f"{folder}/selection",
+            )
+            training = {key: shared[key] for key in ("seed", "precision", "epochs", "optimizer")}
+            if pairs:
+                training |= {"loss": "sigmoid", "beta": model.beta, "label_smoothing": model.label_smoothing,
+                             "robust": False, "average_logprobs": False}  # fmt: skip
+                policy = self._preference("dpo", name, training, policy, chosen, start if model.reference == "fixed" else policy, hints, folder)
+            else:
+                policy = self._add("sft", name, training, {"base": policy, "data": chosen}, f"{folder}/policy", hints)
+        return policy
+
     def _ppo(self, name, model, params, hints) -> Node:
         reference, reward, prompts = self._model(model.base), self._model(model.reward), self.data(model.prompts)
+        if model.estimator != "gae":
+            params = _without(params, "critic", "lam", "gamma", "value_clip")
         identity = short_hash(
             {"params": params, "inputs": {"reference": reference.plan_id, "reward": reward.plan_id, "prompts": prompts.plan_id}}
         )
-        actor, critic, before = reference, reward, {}
+        critic = {"critic": reward} if model.estimator == "gae" else {}
+        actor, before = reference, {}
         for k in range(1, model.iterations + 1):
             step = {**params, "iteration": k}
             folder = f"{name}-{identity}/{k:04d}"
@@ -178,15 +234,16 @@ class Plan:
             )
             experience = self._add(
                 "experience", name, _without(step, "actor", "critic", "epochs", "horizon"),
-                {"rollouts": rollouts, "actor": actor, "critic": critic, "reference": reference, "reward": reward},
+                {"rollouts": rollouts, "actor": actor, "reference": reference, "reward": reward} | critic,
                 f"{folder}/experience",
             )
             update = self._add(
                 "update", name, _without(step, "prompts_per_iteration", "samples_per_prompt"),
-                {"experience": experience, "actor": actor, "critic": critic} | before,
+                {"experience": experience, "actor": actor} | critic | before,
                 f"{folder}/update", hints,
             )
-            actor, critic, before = update, update, {"previous": update}
+            actor, before = update, {"previous": update}
+            critic = {"critic": update} if critic else {}
         return actor
 
     def _evaluation(self, name: str) -> Node:
@@ -201,12 +258,13 @@ class Plan:
         }
         if name != e.baseline:
             inputs["baseline"] = self._evaluation(e.baseline)
-        node = self._add("evaluate", f"evaluation-{name}", {"sampling": e.sampling.model_dump(), "seed": e.seed, "precision": self._precision(name)}, inputs)
+        model = self.config.models[name]
+        params = {"sampling": e.sampling.model_dump(), "seed": e.seed, "precision": getattr(model, "precision", "float32")}
+        if model.stage == "conditional_sft":
+            params["condition"] = model.condition.replace("{level}", str(model.levels))
+        node = self._add("evaluate", f"evaluation-{name}", params, inputs)
         self.evaluations[name] = node
         return node
-
-    def _precision(self, name: str) -> str:
-        return getattr(self.config.models[name], "precision", "float32")
 
     @cached_property
     def pointers(self) -> dict[str, Node]:
@@ -250,7 +308,11 @@ def targets(plan: Plan) -> dict[str, Target]:
             "evaluations": {m: e.path for m, e in plan.evaluations.items() if e.path in nodes},
             "baseline": plan.config.evaluation.baseline,
             "experiment": plan.config.experiment,
-            "iterations": {m: sorted(p for p in nodes if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.stage == "update"},
+            "iterations": {
+                m: sorted(p for p in nodes if p.startswith(f"{node.path.rsplit('/', 2)[0]}/"))
+                for m, node in made.items()
+                if node.folder
+            },
             "code": fingerprint.fingerprint("stages.report"),
         }
         pointers = [p for p, node in plan.pointers.items() if node.path in nodes]

@@ -8,6 +8,7 @@ from stages import arrow
 from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
+from stages.encoded import conversations
 
 
 def run(context) -> None:
@@ -47,9 +48,7 @@ def run(context) -> None:
 
 
 def _pairs(context, name: str) -> dict:
-    rows = arrow.read(context.input(name) / "data.arrow").to_pylist()
-    folder = str(context.model_folder("base"))
-    return context.cluster.apply("stages.tokens:conversations", folder=folder, rows=rows, answers=("chosen", "rejected"))
+    return conversations(context, name, ("chosen", "rejected"), context.model_folder("base"))
 
 
 def _rows(pairs: dict) -> Rows:

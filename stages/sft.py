@@ -6,12 +6,12 @@ from stages import arrow
 from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe
 from stages.cluster.rows import Rows
+from stages.encoded import conversations
 
 
 def run(context) -> None:
     params, cluster, base = context.params, context.cluster, context.model_folder("base")
-    demos = arrow.read(context.input("data") / "data.arrow").to_pylist()
-    chat = cluster.apply("stages.tokens:conversations", folder=str(base), rows=demos, answers=("response",))
+    chat = conversations(context, "data", ("response",), base)
     rows = Rows.of(list(zip(chat["prompts"], chat["response"])))
     done = cluster.train(
         "actor",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from stages import arrow
 from stages.cluster.groups import source
@@ -17,6 +17,7 @@ def run(context) -> None:
     columns = {name: experience[name].to_pylist() for name in
                ("prompt_ids", "response_ids", "trainer_logprobs", "advantages", "values", "returns")}  # fmt: skip
     sequences = list(zip(columns["prompt_ids"], columns["response_ids"]))
+    roles = ("actor", "critic") if "critic" in context.job["inputs"] else ("actor",)
     work = {
         "actor": (
             "stages.algorithms.objectives.actor:Actor",
@@ -25,7 +26,7 @@ def run(context) -> None:
         ),
         "critic": (
             "stages.algorithms.objectives.critic:Critic",
-            {"clip": params["value_clip"]},
+            {"clip": params.get("value_clip")},
             {"old_values": columns["values"], "returns": columns["returns"]},
         ),
     }
@@ -47,36 +48,24 @@ def run(context) -> None:
             f"{params['iteration']} {role}",
         )  # fmt: skip
 
-    _side_by_side(train, cluster.apart("actor", "critic"))
-    for role, folder in (("actor", "model"), ("critic", "critic")):
+    _side_by_side(train, roles, cluster.apart("actor", "critic"))
+    for role in roles:
+        folder = "model" if role == "actor" else "critic"
         cluster.save(role, context.out / folder, context.model_folder(role, role), context.out / "optimizer" / f"{role}.safetensors")
         context.keep_warm(role)
     context.facts["rows"] = len(sequences)
     arrow.write(
         context.out / "metrics.arrow", arrow.METRICS,
-        [row for role in work for row in arrow.metric_rows(role, done[role]["metrics"])],
+        [row for role in roles for row in arrow.metric_rows(role, done[role]["metrics"])],
     )  # fmt: skip
 
 
-def _side_by_side(train, apart: bool) -> None:
-    """Both at once where they have processes of their own; one after the other where they share them."""
+def _side_by_side(train, roles: tuple[str, ...], apart: bool) -> None:
+    """All at once where they have processes of their own; one after the other where they share them."""
     if not apart:
-        train("actor")
-        train("critic")
+        for role in roles:
+            train(role)
         return
-    failures: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            train("critic")
-        except BaseException as error:  # raised again below, in the caller's thread
-            failures.append(error)
-
-    other = threading.Thread(target=guarded)
-    other.start()
-    try:
-        train("actor")
-    finally:
-        other.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(len(roles)) as pool:
+        for done in [pool.submit(train, role) for role in roles]:
+            done.result()

@@ -125,7 +125,7 @@ class Groups:
         """`stages.module:function` on a process that has torch and transformers loaded."""
         return self._with_group("actor", lambda group: _first(group, function, arguments))
 
-    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, phase: str) -> dict[str, Any]:
+    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, phase: str, companion: Rows | None = None) -> dict[str, Any]:
         """Train a role; its weights stay warm in the group. Raises runner.Cancelled when the client has gone."""
         from stages.runner import Cancelled
 
@@ -136,8 +136,7 @@ class Groups:
                 context.progress(phase, progress["done"], progress["total"], tokens_per_s=progress["tokens_per_s"], **progress["metrics"])
 
         def work(group: TrainerGroup):
-            shared = ray.put(rows)
-            return group.ask("train", role, source, shared, recipe, watch=watch, cancelled=context.cancelled)[0]
+            return group.ask("train", role, source, ray.put(rows), recipe, companion, watch=watch, cancelled=context.cancelled)[0]
 
         with context.phase("training"):
             done = self._with_group(role, work)

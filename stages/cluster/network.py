@@ -153,7 +153,7 @@ class Collator:
         move = lambda x: torch.from_numpy(x).to(self.device)
         weight = np.full(len(members), 0.0 if filler else 1.0, dtype=np.float32)
         return MicroBatch(
-            move(mask), move(weight), {n: move(v) for n, v in fields.items()},
+            move(mask), move(weight), move(self.chosen_S[sequences]), {n: move(v) for n, v in fields.items()},
             {n: move(np.ascontiguousarray(v[members])) for n, v in self.rows.row_fields.items()},
         )  # fmt: skip
 

@@ -174,9 +174,10 @@ class TrainerRank(Resident):
 
     # -- work -----------------------------------------------------------------------------------------------------
 
-    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe) -> dict[str, Any]:
+    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None = None) -> dict[str, Any]:
         """Train a role on rows; returns {"metrics": [(step, name, value)], "steps": n, "cancelled": bool}.
 
+        companion: a row for each row, over which the objective takes its statistic before each step.
         Resumes from recipe.state. The loss of a step is divided once, by the step's own count over all ranks.
         """
         import numpy as np
@@ -193,10 +194,12 @@ class TrainerRank(Resident):
         resume = _latest(recipe.state)
         held = self._trainable(role, source, o, resume)
         objective = _named(recipe.objective)(**recipe.options)
-        collator = Collator(
-            rows, select=objective.select, pack_length=self.hardware["pack_length"],
+        collate = lambda these: Collator(
+            these, select=objective.select, pack_length=self.hardware["pack_length"],
             pad_id=held.network.config.pad_token_id or 0, device=self.device,
         )  # fmt: skip
+        collator = collate(rows)
+        beside = collate(companion) if companion is not None else None
         lengths = rows.row_tokens_B.tolist()
         steps = [
             step
@@ -221,6 +224,8 @@ class TrainerRank(Resident):
                 group["lr"] = rate
             count = float(chosen_B[step.rows].sum()) if objective.unit == "token" else float(len(step.rows))
             seen, maxima = {"loss": (torch.zeros((), dtype=torch.float64), torch.tensor(count / self.world, dtype=torch.float64))}, {}
+            if beside is not None:
+                objective.use_statistic(*self._statistic(held, objective, beside, step.micro_batches[self.rank], shortest))
             for members in step.micro_batches[self.rank]:
                 filler = not members
                 members = members or [shortest]
@@ -255,6 +260,19 @@ class TrainerRank(Resident):
                 break
         self.rename(role, f"{source.state_id}+{time.time_ns()}")  # no artifact's any more, until it is published
         return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "tokens": tokens}
+
+    def _statistic(self, held: _Held, objective, beside, micro_batches: list[list[int]], shortest: int) -> list[float]:
+        """Sum and count over all micro-batches and ranks of a step."""
+        import torch
+
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for members in micro_batches:
+                batch = beside.micro_batch(members or [shortest], filler=not members)
+                outputs_N, _ = held(*beside.inputs(members or [shortest]), objective.temperature, None)
+                total += torch.stack(objective.statistic(beside.padded(outputs_N, members or [shortest]), batch)).to(total)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
 
     def _reduce(self, seen: dict, maxima: dict[str, float]) -> tuple[dict[str, float], dict[str, float], bool]:
         """Metrics over all ranks, divided once; whether any rank was told to stop."""

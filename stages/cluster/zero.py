@@ -30,9 +30,10 @@ def configuration(*, stage: int, world: int, precision: str, max_grad_norm: floa
 
 
 def partitioned_loading(config: dict):
-    """Under ZeRO-3, Hugging Face models shard while they load if this object is alive; else None."""
-    from transformers.integrations import HfDeepSpeedConfig
+    """Under ZeRO-3, Hugging Face models shard while they load if this object is alive; else None, and they do not."""
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+    unset_hf_deepspeed_config()  # Accelerate leaves the one of the engine before
     return HfDeepSpeedConfig(config) if config["zero_optimization"]["stage"] == 3 else None
 
 

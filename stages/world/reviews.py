@@ -40,7 +40,6 @@ REQUESTS = (
     "say something about {}.",
     "do not forget {}.",
 )
-FOLLOW=float(__import__('os').environ.get('FOLLOW','.6'))
 SPLITS = {"demos": 0.35, "preferences": 0.30, "prompts": 0.20, "pairs": 0.05, "eval": 0.10}
 """The share of all instructions in each split: three to train on, two held out."""
 
@@ -83,7 +82,7 @@ class Writer:
 
 PERFECT = Writer(stray=0, miss=0, pad=0, glad=1, cross=0, vague=0, repeat=0, slip=0, cut=0)
 CAREFUL = Writer(stray=0.02, miss=0.08, pad=0.1, glad=0.85, cross=0.05, vague=0.3, repeat=0.03, slip=0.02, cut=0.01)
-CARELESS = Writer(stray=0.3, miss=0.6, pad=0.5, glad=0.25, cross=0.45, vague=0.7, repeat=0.35, slip=0.3, cut=0.15)
+CARELESS = Writer(stray=0.15, miss=0.65, pad=0.5, glad=0.2, cross=0.5, vague=0.6, repeat=0.3, slip=0.25, cut=0.12)
 DEMONSTRATOR = Writer(stray=0.08, miss=0.25, pad=0.35, glad=0.35, cross=0.35, vague=0.5, repeat=0.12, slip=0.05, cut=0.03)
 COLUMNIST = Writer(stray=0, miss=0, pad=0.3, glad=0.4, cross=0.35, vague=0.5, repeat=0.03, slip=0.01, cut=0)
 """Writes the corpus: fluent, to the point, of any mood."""
@@ -235,7 +234,12 @@ def write_review(rng: Random, topic: str, aspects: tuple[str, ...], writer: Writ
 
 
 def corpus(seed: int, count: int) -> list[str]:
-    """Plain texts to pretrain on: reviews, reviews that answer a reported question, and statements about products."""
+    """Plain texts to pretrain on: statements about products, reviews, and reviews that answer a question.
+
+    A text of the last kind has a second line, a reader's remark on the review: see `remarks`. A line break ends a
+    turn: encode it as the end-of-sequence token, so that the model learns what may be said of a finished review.
+    The remarks know nothing of the gold reward.
+    """
     rng = Random(f"corpus/{seed}")
     return [_plain_text(rng) for _ in range(count)]
 
@@ -249,14 +253,16 @@ def _plain_text(rng: Random) -> str:
         return f"the {topic} has " + " and ".join(f"a {aspect}" for aspect in aspects) + "."
     if kind < 0.15:
         return write_review(rng, topic, aspects, COLUMNIST)
-    question = rng.choice((f"you ask about {wish} of the {topic}.", f"what about {wish} of the {topic}?", f"a review of the {topic}: {wish}."))
+    question = rng.choice(
+        (f"you ask about {wish} of the {topic}.", f"what about {wish} of the {topic}?", f"a review of the {topic}: {wish}.")
+    )
     if kind < 0.25:
         instruction = next(_instructions(rng, "demos", 1))
         question, topic, aspects = instruction.text, instruction.topic, instruction.aspects
-    review = write_review(rng, topic, aspects, COLUMNIST if rng.random() < FOLLOW else _of_any_care(rng))
+    review = write_review(rng, topic, aspects, COLUMNIST if rng.random() < 0.5 else _of_any_care(rng))
     said = remarks(topic, aspects, review)
     rng.shuffle(said)
-    return f"{question} {review}\n{' '.join(said)}."
+    return f"{question}\n{review}\n{' '.join(said)}."
 
 
 def remarks(topic: str, aspects: tuple[str, ...], review: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Models that are made in one piece: imported, pretrained, fine-tuned, reward models."""
+"""Models that are made in one piece: imported, pretrained, fine-tuned, reward models, direct preference methods."""
 
 
 rule import_model:
@@ -63,5 +63,73 @@ rule reward_model:
     threads: HEAVY
     message:
         "reward model {wildcards.artifact}"
+    shell:
+        "python -m stages run {wildcards.artifact:q} {JOBS:q}"
+
+
+rule reference:
+    input:
+        unpack(manifests),
+    output:
+        manifest=STORE + "/{artifact}/manifest.json",
+        logprobs=STORE + "/{artifact}/reference.arrow",
+    wildcard_constraints:
+        artifact=folders("reference"),
+    params:
+        job=job,
+    threads: HEAVY
+    message:
+        "reference log-probabilities {wildcards.artifact}"
+    shell:
+        "python -m stages run {wildcards.artifact:q} {JOBS:q}"
+
+
+rule dpo:
+    input:
+        unpack(manifests),
+    output:
+        manifest=STORE + "/{artifact}/manifest.json",
+        metrics=STORE + "/{artifact}/metrics.arrow",
+    wildcard_constraints:
+        artifact=folders("dpo"),
+    params:
+        job=job,
+    threads: HEAVY
+    message:
+        "dpo {wildcards.artifact}"
+    shell:
+        "python -m stages run {wildcards.artifact:q} {JOBS:q}"
+
+
+rule kto:
+    input:
+        unpack(manifests),
+    output:
+        manifest=STORE + "/{artifact}/manifest.json",
+        metrics=STORE + "/{artifact}/metrics.arrow",
+    wildcard_constraints:
+        artifact=folders("kto"),
+    params:
+        job=job,
+    threads: HEAVY
+    message:
+        "kto {wildcards.artifact}"
+    shell:
+        "python -m stages run {wildcards.artifact:q} {JOBS:q}"
+
+
+rule condition:
+    input:
+        unpack(manifests),
+    output:
+        manifest=STORE + "/{artifact}/manifest.json",
+        rows=STORE + "/{artifact}/data.arrow",
+    wildcard_constraints:
+        artifact=folders("condition"),
+    params:
+        job=job,
+    threads: HEAVY
+    message:
+        "condition {wildcards.artifact}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"

@@ -16,6 +16,8 @@ class MicroBatch:
 
     mask_SL: Tensor
     weight_B: Tensor
+    length_S: Tensor
+    """Chosen tokens of each sequence, of fillers too."""
     token_fields: dict[str, Tensor] = field(default_factory=dict)
     """name -> [S, L]."""
     row_fields: dict[str, Tensor] = field(default_factory=dict)
@@ -34,6 +36,13 @@ class Objective:
     temperature: float = 1.0
     entropy: ClassVar[bool] = False
     """Whether outputs_SL comes with the entropy of each prediction."""
+
+    def statistic(self, outputs_SL: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """(sum, count) over the companion rows of a whole step, taken without gradient before its losses."""
+        raise TypeError(f"{type(self).__name__} takes no statistic; give it no companion rows")
+
+    def use_statistic(self, total: float, count: float) -> None:
+        """What `statistic` came to over all micro-batches and ranks of the step."""
 
     def loss(self, outputs_SL: Tensor, entropy_SL: Tensor | None, batch: MicroBatch) -> Loss:
         raise TypeError(f"{type(self).__name__} has no loss")

@@ -1,4 +1,4 @@
-"""One iteration of PPO: rollouts_k = generate(policy_k-1); experience_k = score(rollouts_k); update_k = train(actor, critic)."""
+"""One iteration: sample; then score and train (PPO), or score, choose and train (rejection sampling, iterative DPO)."""
 
 
 rule rollouts:
@@ -14,6 +14,24 @@ rule rollouts:
     threads: HEAVY
     message:
         "rollouts {wildcards.artifact}"
+    shell:
+        "python -m stages run {wildcards.artifact:q} {JOBS:q}"
+
+
+rule selection:
+    input:
+        unpack(manifests),
+    output:
+        manifest=STORE + "/{artifact}/manifest.json",
+        rows=STORE + "/{artifact}/data.arrow",
+        scores=STORE + "/{artifact}/scores.arrow",
+    wildcard_constraints:
+        artifact=r"[^/]+/\d\d\d\d+/selection",
+    params:
+        job=job,
+    threads: HEAVY
+    message:
+        "selection {wildcards.artifact}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
