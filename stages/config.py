@@ -52,6 +52,10 @@ class Architecture(Section):
     heads: PositiveInt = 4
     context: PositiveInt = 128
     """Longest prompt plus response, in tokens."""
+    init_std: PositiveFloat = 0.05
+    """Of the random weights."""
+    embedding_std: PositiveFloat = 0.3
+    """Of the random embeddings: words must be told apart from the first step on, or copying from the prompt is learned late."""
 
     @model_validator(mode="after")
     def _heads_divide(self):
@@ -102,7 +106,7 @@ class Pretrain(Trained):
 
     stage: Literal["pretrain"]
     data: str
-    """Plain texts."""
+    """Plain texts; one of several lines is a conversation: user, assistant, and what is said of it after the end of text."""
     demonstrations: str | None = None
     """Demonstrations mixed in, in chat form, so that the base model has seen the template."""
     architecture: Architecture = Architecture()

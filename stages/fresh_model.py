@@ -30,7 +30,7 @@ def make(folder: str, texts: list[str], architecture: dict[str, Any], seed: int)
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(
-        [" " + text for text in texts],
+        [" " + line for text in texts for line in text.split("\n")],
         trainers.BpeTrainer(
             vocab_size=architecture["vocab_size"], special_tokens=[PAD, BOS, EOS, USER, ASSISTANT], initial_alphabet=alphabet, show_progress=False
         ),
@@ -42,11 +42,12 @@ def make(folder: str, texts: list[str], architecture: dict[str, Any], seed: int)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=architecture["hidden_size"], intermediate_size=architecture["intermediate_size"],
         num_hidden_layers=architecture["layers"], num_attention_heads=architecture["heads"], num_key_value_heads=architecture["heads"],
-        max_position_embeddings=architecture["context"], tie_word_embeddings=True, attention_dropout=0.0,
+        max_position_embeddings=architecture["context"], tie_word_embeddings=True, attention_dropout=0.0, initializer_range=architecture["init_std"],
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=architecture["embedding_std"])
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )

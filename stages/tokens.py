@@ -93,11 +93,21 @@ def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str
 
 
 def plain(folder: str, texts: list[str], *, context: int) -> list[list[int]]:
-    """Whole texts with beginning and end of text; longer ones are cut into pieces of the context's length."""
+    """Whole texts with beginning and end of text; longer ones are cut into pieces of the context's length.
+
+    A text of several lines is a conversation and what is said of it: user, assistant, and, after the end of text, the rest.
+    """
     tokenizer = _tokenizer(folder)
+    rendered = []
+    for text in texts:
+        lines = text.split("\n")
+        if len(lines) == 1:
+            rendered.append(f"{tokenizer.bos_token} {text}{tokenizer.eos_token}")
+        else:
+            rest = " " + " ".join(lines[2:]) if lines[2:] else ""
+            rendered.append(_render(tokenizer, lines[0], lines[1]) + rest)
     found = []
-    for ids in tokenizer([" " + text for text in texts], add_special_tokens=False).input_ids:
-        ids = [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]
+    for ids in tokenizer(rendered, add_special_tokens=False).input_ids:
         found += [ids[i : i + context] for i in range(0, len(ids), context) if len(ids[i : i + context]) > 1]
     return found
 

@@ -189,7 +189,7 @@ class TrainerRank(Resident):
         from stages.cluster.network import Collator
 
         self._cancel.clear()
-        self.busy = f"training {role}"
+        self._progress = {}
         o = recipe.optimizer
         resume = _latest(recipe.state)
         held = self._trainable(role, source, o, resume)

@@ -90,12 +90,13 @@ def full_optimizer_state(engine, *, keep: bool) -> dict[str, Tensor]:
 def load_optimizer_state(engine, state: dict[str, Tensor]) -> None:
     """The inverse of full_optimizer_state, into a new engine on any number of ranks."""
     base, zero = _base(engine), engine.optimizer
-    for group in base.param_groups:
-        for flat in group["params"]:
-            base.state[flat] = {
-                "step": state["step"][0].clone(),
-                **{moment: torch.zeros_like(flat, memory_format=torch.preserve_format) for moment in _MOMENTS},
-            }
+    # ZeRO-3 empties the groups of the optimizer between steps
+    flats = getattr(zero, "fp32_partitioned_groups_flat", None) or [flat for group in base.param_groups for flat in group["params"]]
+    for flat in flats:
+        base.state[flat] = {
+            "step": state["step"][0].clone(),
+            **{moment: torch.zeros_like(flat, memory_format=torch.preserve_format) for moment in _MOMENTS},
+        }
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in engine.module.inner.named_parameters():

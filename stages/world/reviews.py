@@ -236,9 +236,9 @@ def write_review(rng: Random, topic: str, aspects: tuple[str, ...], writer: Writ
 def corpus(seed: int, count: int) -> list[str]:
     """Plain texts to pretrain on: statements about products, reviews, and reviews that answer a question.
 
-    A text of the last kind has a second line, a reader's remark on the review: see `remarks`. A line break ends a
-    turn: encode it as the end-of-sequence token, so that the model learns what may be said of a finished review.
-    The remarks know nothing of the gold reward.
+    A text of the last kind has three lines: the question, the review, and a reader's remark on it (see `remarks`).
+    They are meant as the user's turn, the assistant's turn with its end of sequence, and a word on the finished
+    review, so that a model learns at the end of sequence what can be said of it. Remarks never see the gold reward.
     """
     rng = Random(f"corpus/{seed}")
     return [_plain_text(rng) for _ in range(count)]

@@ -50,10 +50,9 @@ def test_every_row_lies_in_the_split_of_its_instruction():
 
 def test_the_corpus_holds_no_instruction_of_another_split():
     instructions = set(all_instructions())
-    held = [text for text in instructions if split_of(text) != "demos"]
-    text = "\n".join(corpus(0, 2000))
-    assert any(f"{instruction} " in text for instruction in instructions)
-    assert not any(instruction in text for instruction in held)
+    questions = {text.partition("\n")[0] for text in corpus(0, 2000)} & instructions
+    assert questions
+    assert {split_of(question) for question in questions} == {"demos"}
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
@@ -120,7 +119,7 @@ def test_weights_add_up_to_one():
             {"on_topic": 1, "aspects": 1, "focus": 1, "positive": 2.8 / 3, "grammatical": 1, "ends": 1, "brevity": 1, "no_repeat": 1},
         ),
         (  # one aspect of two, generic, and one that nobody asked for; the product is liked (0.6) and sent back (0)
-            "i like this tent but i sent it back. the zip is good. the door is bad.",
+            "i like this tent but i sent it back. the zip is good. the strap is bad.",
             True,
             {"on_topic": 1, "aspects": 0.4, "focus": 0.5, "positive": (0.3 + 0.6 + 0) / 3, "grammatical": 1, "no_repeat": 1},
         ),

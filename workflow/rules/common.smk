@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 ROOT = Path(workflow.basedir).parent
 sys.path.insert(0, str(ROOT))
