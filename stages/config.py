@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import Tag, ValidationError, Discriminator, model_validator
 
 from stages.errors import UserError
@@ -349,7 +349,7 @@ class Hardware(Section):
     """Processes of each trainer group, one GPU each where there are GPUs."""
     threads: PositiveInt = 1
     """CPU threads of one trainer rank."""
-    zero_stage: Literal[1, 2, 3] = 2
+    zero_stage: Annotated[Literal[1, 2, 3], BeforeValidator(lambda v: int(v) if str(v).isdigit() else v)] = 2
     """DeepSpeed ZeRO: 1 shards the optimizer, 2 also gradients, 3 also parameters."""
     offload_optimizer: bool = False
     """Keep optimizer state in host memory (ZeRO on GPUs)."""

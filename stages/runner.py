@@ -133,6 +133,8 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
                 info = {"status": "restored", "started": started, "finished": time.time(), "phases": {}}
                 _publish(work / "restored", target, restored, info, work)
                 return {"status": "restored", "seconds": time.perf_counter() - began, "key": key}
+            while store.quarantined:
+                emit({"event": "log", "message": f"damaged: {store.quarantined.pop()}; it is made again"})
             _check_disk(root, job)
             _warm_up(runtime)
             context = Context(job, runtime, root, key, emit, cancelled)

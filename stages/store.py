@@ -32,6 +32,8 @@ class Store:
             self.cache = Repo(str(root)).cache.local
         except NotDvcRepoError:
             raise UserError(f"{root}: no DVC repository; run `dvc init` there, or work in a clone of the project") from None
+        self.quarantined: list[str] = []
+        """Damaged objects found since the store was opened."""
         self.records = Path(self.cache.path).parent.parent / "rlhf-runs"
 
     def record(self, key: str) -> dict[str, Any] | None:
@@ -61,26 +63,21 @@ class Store:
     def restore(self, key: str, folder: Path) -> dict[str, Any] | None:
         """Link what a run key made into `folder` and return its manifest; None when it is not (or no longer whole) here.
 
-        A file whose content is not what the manifest says is moved to `quarantine/` beside the cache and counts as absent.
+        An object whose content is not what the manifest says is moved to `quarantine/` beside the cache and counts as absent.
         """
-        from dvc_data.hashfile.checkout import CheckoutError, checkout
-        from dvc_data.hashfile.hash_info import HashInfo
-        from dvc_data.hashfile.tree import Tree
-        from dvc_objects.fs.local import LocalFileSystem
-
         record = self.record(key)
         if record is None:
             return None
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         try:
-            tree = Tree.load(self.cache, HashInfo("md5", record["object"]))
-            checkout(str(folder), LocalFileSystem(), tree, self.cache, force=True, quiet=True)
-        except (FileNotFoundError, CheckoutError, ValueError, KeyError):
-            self._forget_damaged(key, record)
-            return None
-        wanted = record["manifest"]["outputs"]
-        found = manifest.hash_tree(folder)
-        if found != wanted:
+            listed = json.loads(Path(self.cache.oid_to_path(record["object"])).read_text())
+            for entry in listed:
+                _link(Path(self.cache.oid_to_path(entry["md5"])), folder / entry["relpath"])
+            whole = manifest.hash_tree(folder) == record["manifest"]["outputs"]
+        except (FileNotFoundError, ValueError, KeyError):
+            whole = False
+        if not whole:
             self._forget_damaged(key, record)
             return None
         return record["manifest"]
@@ -93,7 +90,7 @@ class Store:
             if path.is_file() and _md5(path) != oid.removesuffix(".dir"):
                 quarantine.mkdir(exist_ok=True)
                 path.replace(quarantine / oid)
-                print(f"rlhf: damaged object {oid} moved to {quarantine}", flush=True)
+                self.quarantined.append(str(quarantine / oid))
         (self.records / key[:2] / f"{key}.json").unlink(missing_ok=True)
 
     def _objects(self, tree: str) -> list[str]:
@@ -102,6 +99,17 @@ class Store:
             return [tree, *(entry["md5"] for entry in listed)]
         except (FileNotFoundError, ValueError):
             return [tree]
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link, or a copy where the file system has none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _md5(path: Path) -> str:

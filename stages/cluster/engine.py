@@ -37,6 +37,7 @@ class Engine(Resident):
             self._start(folder, precision, config)
             self._made_for, how = shape, "started"
         else:
+            self.release("policy")
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
             self.llm.collective_rpc(_refresh_tied_head)
             self.llm.reset_prefix_cache()

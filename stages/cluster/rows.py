@@ -26,8 +26,10 @@ class Rows:
 
     def __post_init__(self):
         starts = np.cumsum(self.lengths_S) - self.lengths_S
-        if self.lengths_S.min(initial=1) < 1 or self.lengths_S.sum() != len(self.tokens_T) != len(self.chosen_T):
+        if self.lengths_S.min(initial=1) < 1 or not self.lengths_S.sum() == len(self.tokens_T) == len(self.chosen_T):
             raise ValueError("lengths, tokens and chosen do not fit together")
+        if len(self.lengths_S) % self.per_row:
+            raise ValueError(f"{len(self.lengths_S)} sequences do not make rows of {self.per_row}")
         if self.chosen_T[starts].any():
             raise ValueError("the first token of a sequence is chosen, but nothing predicts it")
         for name, values in self.token_fields.items():

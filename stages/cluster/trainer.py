@@ -19,12 +19,27 @@ from stages.cluster.actors import Resident
 from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
 
+_MADE_WITH = ("betas", "eps", "weight_decay", "max_grad_norm")
+"""Fields of config.Optimizer that an engine keeps for good; the learning rate is set at every step."""
+
 
 @dataclass
 class _Held:
     source: Source
     network: Any
     engine: Any = None
+    optimizer: dict[str, Any] | None = None
+    """Fields of config.Optimizer that the engine was made with."""
+
+    def is_of(self, source: Source) -> bool:
+        """Whether these are the weights of a source, opened as it asks."""
+        return all(getattr(self.source, f) == getattr(source, f) for f in ("state_id", "kind", "precision"))
+
+    def continues(self, source: Source, optimizer: dict[str, Any]) -> bool:
+        """Whether the engine stands where the source's optimizer state does, and would be made the same now."""
+        if not source.optimizer or not self.is_of(source) or self.engine is None or self.engine.optimizer is None:
+            return False
+        return _trained(self.engine) and all(self.optimizer[f] == optimizer[f] for f in _MADE_WITH)
 
     def __call__(self, *inputs):
         return (self.engine or self.network)(*inputs)
@@ -105,7 +120,7 @@ class TrainerRank(Resident):
     def _frozen(self, role: str, source: Source) -> _Held:
         """A model to score with: the held one if it has these weights."""
         held = self._models.get(role)
-        if held is None or held.source.state_id != source.state_id:
+        if held is None or not held.is_of(source):
             self._drop(role)
             config = self._zero_config(source.precision)
             held = _Held(source, self._load(source, config))
@@ -123,9 +138,8 @@ class TrainerRank(Resident):
         from stages.cluster import zero
 
         held = self._models.get(role)
-        if not resume and source.optimizer and held and held.engine and held.source.state_id == source.state_id:
-            if held.engine.optimizer is not None and _trained(held.engine):
-                return held
+        if not resume and held and held.continues(source, optimizer):
+            return held
         self._drop(role)
         config = self._zero_config(source.precision, optimizer["max_grad_norm"])
         network = self._load(source, config)
@@ -137,7 +151,7 @@ class TrainerRank(Resident):
             lr=optimizer["learning_rate"], betas=tuple(optimizer["betas"]), eps=optimizer["eps"],
             weight_decay=optimizer["weight_decay"], foreach=not self.cuda, fused=self.cuda,
         )  # fmt: skip
-        held = _Held(source, network, zero.make_engine(network, config, adamw))
+        held = _Held(source, network, zero.make_engine(network, config, adamw), optimizer)
         held.engine.eval()  # dropout stays off
         saved = resume / "optimizer.safetensors" if resume else source.optimizer
         if saved:
@@ -180,6 +194,10 @@ class TrainerRank(Resident):
         companion: a row for each row, over which the objective takes its statistic before each step.
         Resumes from recipe.state. The loss of a step is divided once, by the step's own count over all ranks.
         """
+        with self.working(f"training {role}"):
+            return self._train(role, source, rows, recipe, companion)
+
+    def _train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None) -> dict[str, Any]:
         import numpy as np
         import torch
 
@@ -218,8 +236,9 @@ class TrainerRank(Resident):
         for index in range(done["step"], len(steps)):
             step, clock = steps[index], recipe.first_step + index
             rate = o["learning_rate"] * learning_rate_factor(
-                clock, kind=o["schedule"], warmup_steps=round(o["warmup"] * total), total_steps=total, floor=o["floor"]
-            )
+                clock, kind=o["schedule"], warmup_steps=min(round(o["warmup"] * total), total - 1),
+                **({} if o["schedule"] == "constant" else {"total_steps": total, "floor": o["floor"]}),
+            )  # fmt: skip
             for group in held.engine.optimizer.param_groups:
                 group["lr"] = rate
             count = float(chosen_B[step.rows].sum()) if objective.unit == "token" else float(len(step.rows))

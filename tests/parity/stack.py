@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import random
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +123,13 @@ class Stack(Groups):
         finally:
             seen += self.on_ranks(_recorded)
 
-    def keep(self, role: str, source: Source) -> Source:
+    def keep(self, role: str, source: Source, *, trained: bool = True) -> Source:
         """Save what is held for a role, which `source` was, and name it for that."""
         number = next(_number)
         folder, optimizer = self.scratch / f"model-{number}", self.scratch / f"optimizer-{number}.safetensors"
-        self.save(role, folder, Path(source.folder), optimizer)
-        self.rename(role, f"trained-{number}")
-        return Source(f"trained-{number}", str(folder), source.kind, source.precision, source.seed, str(optimizer))
+        self.save(role, folder, Path(source.folder), optimizer if trained else None)
+        self.rename(role, f"kept-{number}")
+        return replace(source, state_id=f"kept-{number}", folder=str(folder), optimizer=str(optimizer) if trained else None)
 
 
 def _replace_hardware(rank, changes):

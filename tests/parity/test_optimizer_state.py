@@ -4,7 +4,7 @@ import pytest
 
 from stages.cluster.rows import Rows
 
-from .stack import OPTIMIZER, assert_same_training, fresh, gap, same_bytes, sequences
+from .stack import OPTIMIZER, Trained, assert_same_training, fresh, gap, same_bytes, sequences
 
 FIRST, SECOND = Rows.of(sequences(12, seed=1)), Rows.of(sequences(12, seed=2))
 CLOCK = {"total_steps": 4}
@@ -49,8 +49,6 @@ def test_a_state_passes_through_any_group_unchanged(group, solo, tied):
     first = solo.fit(fresh(tied), FIRST, **CLOCK)
     group.on_ranks(_hold, first.source, OPTIMIZER)
     kept = group.keep("actor", first.source)
-    from .stack import Trained
-
     assert same_bytes(Trained([], kept).optimizer, first.optimizer)
     assert same_bytes(Trained([], kept).weights, first.weights)
 

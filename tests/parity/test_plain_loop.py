@@ -10,7 +10,7 @@ from stages.cluster.rows import Rows
 from .stack import BRADLEY_TERRY, LIKELIHOOD, OPTIMIZER, fresh, gap, sequences
 
 SINGLE, PAIRS = sequences(22), sequences(22)
-SCHEDULE = {"schedule": "linear", "floor": 0.2, "warmup": 0.25}
+OPTIONS = {"schedule": "linear", "floor": 0.2, "warmup": 0.25, "max_grad_norm": 0.25}
 
 
 def token_loss(model, rows):
@@ -31,7 +31,7 @@ def pair_loss(model, rows):
 
 def plain_loop(model, loss_of, count, *, batch_size, epochs, seed):
     """Parameters after AdamW, and (loss, gradient norm, learning rate) of each step."""
-    o = OPTIMIZER | SCHEDULE
+    o = OPTIMIZER | OPTIONS
     adamw = torch.optim.AdamW(model.parameters(), betas=o["betas"], eps=o["eps"], weight_decay=o["weight_decay"])
     order = [epoch_order(count, seed=seed, epoch=epoch) for epoch in range(epochs)]
     steps = [rows[i : i + batch_size] for rows in order for i in range(0, count, batch_size)]
@@ -62,7 +62,7 @@ def both(request, tied, reward, solo):
         objective, kind, folder, batch_size = BRADLEY_TERRY, "scorer", reward, 3
         rows = Rows.of(PAIRS, per_row=2, last_only=True)
         model, loss_of = AutoModelForSequenceClassification.from_pretrained(folder), pair_loss
-    ours = solo.fit(fresh(folder, kind), rows, objective, epochs=2, seed=9, optimizer=SCHEDULE | {"batch_size": batch_size})
+    ours = solo.fit(fresh(folder, kind), rows, objective, epochs=2, seed=9, optimizer=OPTIONS | {"batch_size": batch_size})
     return ours, *plain_loop(model, loss_of, len(rows), batch_size=batch_size, epochs=2, seed=9)
 
 
@@ -71,7 +71,7 @@ def test_the_trainer_ends_at_the_parameters_of_a_plain_loop(both):
     assert gap(ours.weights, parameters) < (1e-5, "")
     names = ("loss", "grad_norm", "learning_rate")
     assert list(zip(*map(ours.metric, names))) == [pytest.approx(step, rel=1e-5) for step in seen]
-    assert min(norm for _, norm, _ in seen) > OPTIMIZER["max_grad_norm"], "clipping was at work"
+    assert min(norm for _, norm, _ in seen) > OPTIONS["max_grad_norm"], "clipping was at work"
 
 
 @pytest.mark.parametrize("stage", [2, 3])

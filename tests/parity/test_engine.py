@@ -1,0 +1,113 @@
+"""The engine says what transformers and the trainer say, after every change of its weights."""
+
+import functools
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from stages.cluster.rows import Rows
+
+from .stack import fresh, sequences
+
+PROMPTS = [prompt for prompt, _ in sequences(10, prompt=(1, 20))]
+SEEDS = [2**40 + i for i in range(len(PROMPTS))]
+LENGTH = 20
+
+
+def generate(engine, folder, prompts=PROMPTS, seeds=SEEDS, *, temperature=0.7, max_tokens=LENGTH, stop=(), **options):
+    return engine.generate(
+        f"policy {folder}", folder, "float32", prompts, seeds, temperature=temperature, max_tokens=max_tokens, stop=list(stop),
+        phase="test", **options,
+    )  # fmt: skip
+
+
+@functools.cache
+def greedy(folder):
+    """Greedy tokens of transformers for each prompt, never stopping."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    rows = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=LENGTH, eos_token_id=None, pad_token_id=0
+        )
+        rows.append(made[0, len(prompt) :].tolist())
+    return rows
+
+
+@pytest.mark.parametrize("which", ["untied", "tied"])
+def test_greedy_tokens_are_those_of_transformers_after_the_start_and_after_each_reload(engine, policies, which):
+    hows = []
+    for folder in (*policies[which], policies[which][0]):
+        engine.context.info.clear()
+        made = generate(engine, folder, temperature=0.0)
+        hows.append(engine.context.info["weight_sync"][0][0]["how"])
+        assert [ids for ids, _, _ in made] == greedy(folder)
+    assert hows == ["started", "reloaded", "reloaded", "reloaded"]
+
+
+def test_weights_that_a_zero_3_group_saved_arrive(engine, pair, solo, policies):
+    with pair.hardware(zero_stage=3):
+        made = pair.fit(fresh(policies["tied"][1]), Rows.of(sequences(12)))
+    assert [ids for ids, _, _ in generate(engine, made.folder, temperature=0.0)] == greedy(made.folder)
+
+
+@pytest.mark.parametrize("which", ["tied", "untied"])
+def test_log_probabilities_of_sampled_tokens_are_the_trainers_at_the_temperature(engine, solo, policies, which):
+    folder = policies[which][2]
+    made = generate(engine, folder)
+    rows = Rows.of([(prompt, ids) for prompt, (ids, _, _) in zip(PROMPTS, made)])
+    scored = solo.score("actor", fresh(folder), rows, select="before", temperature=0.7)
+    assert max(float(np.abs(np.array(logprobs) - s).max()) for (_, logprobs, _), s in zip(made, scored)) < 1e-4
+    unscaled = solo.score("actor", fresh(folder), rows, select="before", temperature=1.0)
+    assert max(float(np.abs(np.array(logprobs) - s).max()) for (_, logprobs, _), s in zip(made, unscaled)) > 1e-2
+
+
+def test_tokens_and_log_probability_bits_do_not_depend_on_batch_size_or_order(engine, policies):
+    folder = policies["tied"][0]
+    together = generate(engine, folder)
+    backwards = generate(engine, folder, PROMPTS[::-1], SEEDS[::-1])[::-1]
+    by_fives = generate(engine, folder, chunk=5)
+    alone = [generate(engine, folder, [prompt], [seed])[0] for prompt, seed in list(zip(PROMPTS, SEEDS))[:3]]
+    assert together == backwards == by_fives and together[:3] == alone
+    assert len({tuple(ids) for ids, _, _ in together}) == len(PROMPTS)
+    assert generate(engine, folder, seeds=[seed + 1 for seed in SEEDS]) != together
+
+
+def test_an_answer_is_stopped_by_the_end_token_which_it_keeps_or_cut_without_one(engine, policies):
+    folder = policies["tied"][0]
+    free = generate(engine, folder)
+    end = free[0][0][10]
+    for (ids, logprobs, reason), (long_ids, _, long_reason) in zip(generate(engine, folder, stop=[end]), free):
+        assert long_reason == "length" and len(long_ids) == LENGTH
+        if end in long_ids:
+            assert reason == "stop" and ids == long_ids[: long_ids.index(end) + 1]
+        else:
+            assert reason == "length" and ids == long_ids
+        assert len(logprobs) == len(ids)
+    # the end token as the last that fits
+    first = free[0][0].index(end)
+    assert generate(engine, folder, PROMPTS[:1], SEEDS[:1], stop=[end], max_tokens=first + 1)[0][::2] == (free[0][0][: first + 1], "stop")
+    assert generate(engine, folder, PROMPTS[:1], SEEDS[:1], stop=[end], max_tokens=first)[0][::2] == (free[0][0][:first], "length")
+
+
+def test_asking_for_weights_that_the_engine_does_not_hold_is_an_error(engine, policies):
+    generate(engine, policies["tied"][0], PROMPTS[:1], SEEDS[:1])
+    (actor,) = engine._engines()
+    with pytest.raises(RuntimeError, match="engine holds policy .*, not another"):
+        ray.get(actor.generate.remote("another", PROMPTS[:1], SEEDS[:1], temperature=1.0, max_tokens=2, stop=[]))
+
+
+def test_an_engine_whose_reload_failed_holds_nothing(engine, policies, tmp_path):
+    folder = policies["tied"][0]
+    generate(engine, folder, PROMPTS[:1], SEEDS[:1])
+    (actor,) = engine._engines()
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ray.exceptions.RayTaskError):
+        ray.get(actor.load.remote("broken", str(tmp_path), "float32"))
+    assert ray.get(actor.describe.remote())["holds"] == {}
+    assert [ids for ids, _, _ in generate(engine, folder, temperature=0.0)] == greedy(folder)

@@ -1,0 +1,139 @@
+"""What is in an artifact's identity, and what is not."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages import config, config_docs, fingerprint, plan
+from stages.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+DEFAULT = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+
+
+def planned(*assignments: str) -> plan.Plan:
+    raw = copy.deepcopy(DEFAULT)
+    if assignments:
+        raw["set"] = ",".join(assignments)
+    return plan.Plan(config.load(raw), ROOT)
+
+
+def test_the_default_configuration_plans_every_method_of_the_paper():
+    made = planned()
+    assert {"base", "sft", "rm", "ppo", "rs", "dpo", "ipo", "cdpo", "kto", "iterative_dpo", "csft", "grpo", "rloo"} <= set(made.final)
+
+
+def test_equal_configurations_have_equal_paths_and_jobs():
+    one, other = planned(), planned()
+    assert {p: n.job for p, n in one.nodes.items()} == {p: n.job for p, n in other.nodes.items()}
+
+
+def test_a_changed_number_moves_what_depends_on_it_and_nothing_else():
+    before, after = planned(), planned("ppo.kl_coef=0.05")
+    assert before.final["rm"].path == after.final["rm"].path
+    assert before.final["dpo"].path == after.final["dpo"].path
+    assert before.final["ppo"].path != after.final["ppo"].path
+
+
+def test_text_of_a_number_is_the_number():
+    assert planned("ppo.kl_coef=3e-2").final["ppo"].path == planned("models.ppo.kl_coef=0.03").final["ppo"].path
+
+
+def test_more_iterations_extend_the_same_folder():
+    before, after = planned(), planned("ppo.iterations=10")
+    assert set(n for n in before.nodes if "/ppo-" in n and "evaluation" not in n) < set(after.nodes)
+    new = [n for n in after.nodes if n not in before.nodes and "evaluation" not in n]
+    assert sorted(n.split("/", 3)[3] for n in new) == sorted(f"{k}/{s}" for k in ("0009", "0010") for s in ("rollouts", "experience", "update"))
+
+
+@pytest.mark.parametrize("assignment", ["hardware.ranks=1", "hardware.zero_stage=3", "hardware.micro_batch_tokens=64", "sft.save_every=7", "cluster.port=5"])
+def test_hardware_cluster_and_save_every_are_in_no_identity(assignment):
+    assert set(planned().nodes) == set(planned(assignment).nodes)
+
+
+def test_losses_on_the_same_data_share_the_reference_log_probabilities():
+    made = planned()
+    assert len({made.final[m].inputs["reference"].path for m in ("dpo", "ipo", "cdpo")}) == 1
+
+
+def test_options_of_a_method_without_a_critic_are_not_in_its_identity():
+    params = next(n for n in planned().nodes.values() if n.model == "rloo" and n.stage == "update").params
+    assert not {"critic", "lam", "gamma", "value_clip"} & set(params)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("ppo.kl_cof=1", "did you mean 'kl_coef'"),
+        ("hardwar.ranks=1", "did you mean 'hardware'"),
+        ("ppo.actor.learning_rat=1", "did you mean 'learning_rate'"),
+        ("ppo.actor.learning_rate=-1", "greater than 0"),
+        ("ppo.kl_coef=fast", "valid number"),
+        ("ppo.kl_coef=nan", "finite"),
+        ("ppo.reward=rmm", "did you mean 'rm'"),
+        ("ppo.reward=sft", "is a sft"),
+        ("dpo.data=demos", "holds demonstrations; wanted preferences"),
+        ("sft.stage=sftt", "did you mean 'sft'"),
+        ("ipo.label_smoothing=0.1", "not read by the ipo loss"),
+        ("rloo.lam=0.9", "not read by estimator rloo"),
+        ("rloo.samples_per_prompt=1", "2 or more"),
+        ("data.demos.source=nowhere.jsonl", "no file 'nowhere.jsonl'"),
+        ("base.architecture.heads=3", "does not divide"),
+        ("sft.from=ppo", "cycle"),
+        ("ppo.iterations", "section.key=value"),
+    ],
+)
+def test_a_fault_is_one_line_with_the_key_and_the_remedy(assignment, said):
+    with pytest.raises(UserError) as caught:
+        planned(assignment)
+    assert "\n" not in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_documentation_and_schema_are_what_the_types_say():
+    assert (ROOT / config_docs.README).read_text() == config_docs.readme(), "run: rlhf config --write"
+    assert (ROOT / config_docs.SCHEMA).read_text() == config_docs.schema(), "run: rlhf config --write"
+
+
+def test_comments_and_docstrings_do_not_change_a_fingerprint_and_code_does(tmp_path, monkeypatch):
+    package = tmp_path / "stages"
+    package.mkdir()
+    monkeypatch.setattr(fingerprint, "ROOT", package)
+
+    def of(text: str) -> str:
+        (package / "one.py").write_text(text)
+        fingerprint._parsed.cache_clear()
+        return fingerprint.fingerprint("stages.one")
+
+    (package / "two.py").write_text("X = 1\n")
+    first = of("from stages.two import X\n")
+    assert of('"""Said."""\n# noted\nfrom stages.two import X\n') == first
+    assert of("from stages.two import X\nY = 2\n") != first
+    (package / "two.py").write_text("X = 2\n")
+    assert of("from stages.two import X\n") != first
+    fingerprint._parsed.cache_clear()
+
+
+def test_a_loss_named_in_a_string_is_part_of_the_stage_that_names_it():
+    assert "stages.algorithms.kto" in fingerprint.modules("stages.kto")
+    assert "stages.algorithms.kto" not in fingerprint.modules("stages.dpo") or "stages.reference" not in fingerprint.modules("stages.dpo")
+    assert "stages.algorithms.preference" not in fingerprint.modules("stages.kto")
+    assert "stages.algorithms.ppo" not in fingerprint.modules("stages.sft")
+
+
+def test_every_stage_is_a_module_with_a_run_function():
+    for stage in plan.STAGES.values():
+        assert "def run(context)" in (ROOT / f"{stage.module.replace('.', '/')}.py").read_text()
+
+
+def test_planning_and_the_thin_client_import_no_heavy_package():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from stages import plan, config, client, jobs, runner, store, report, track; "
+        "print([m for m in ('torch', 'transformers', 'vllm', 'deepspeed', 'ray') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.strip() == "[]"
