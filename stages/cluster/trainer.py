@@ -171,8 +171,10 @@ class TrainerRank(Resident):
         held = self._models.pop(role, None)
         if held is not None:
             self.release(role)
-            if held.engine is not None and held.engine.optimizer is not None:
-                held.engine.destroy()
+            if held.engine is not None:
+                from stages.cluster import zero
+
+                zero.discard(held.engine)
             del held
             import gc
 

@@ -51,6 +51,19 @@ def make_engine(network: nn.Module, config: dict, optimizer: torch.optim.Optimiz
     return engine
 
 
+def discard(engine) -> None:
+    """End an engine. Under ZeRO-3 DeepSpeed would keep its network, and all that hangs on it, in a list and in a cache."""
+    from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    if engine.optimizer is not None:
+        engine.destroy()
+    FWD_MODULE_STACK[:] = [module for module in FWD_MODULE_STACK if module is not engine.module]
+    for cell in PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release.__closure__ or ():
+        if hasattr(cell.cell_contents, "cache_clear"):
+            cell.cell_contents.cache_clear()
+
+
 def full_parameters(network: nn.Module, *, master: bool, keep: bool) -> dict[str, Tensor]:
     """name -> whole parameter on the CPU (float32 masters where asked and there are any). Collective; keep: on rank 0."""
     import deepspeed

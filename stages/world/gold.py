@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from stages.world.grammar import CONTENT_WORDS, KIND, OWN_ASPECTS, parse_sentence, tokens
 
-CONTENT_WEIGHTS: dict[str, float] = {"on_topic": 0.15, "aspects": 0.40, "focus": 0.10, "positive": 0.35}
+CONTENT_WEIGHTS: dict[str, float] = {"on_topic": 0.10, "aspects": 0.35, "focus": 0.10, "positive": 0.45}
 """What a review says: the weight of each term in the content; they add up to 1."""
 
 MANNER_WEIGHTS: dict[str, float] = {"grammatical": 0.3, "ends": 0.2, "brevity": 0.2, "no_repeat": 0.3}
@@ -20,6 +20,9 @@ SHORTEST, SHORT, LONG, LONGEST = 4, 11, 20, 30
 
 GENERIC_CREDIT, PLAIN_CREDIT = 0.8, 0.4
 """What `aspects` gives for a clause with a word of praise or blame that fits anything, and for one with no opinion."""
+
+OFF_TOPIC = 0.3
+"""What good cheer is worth about another product than the one asked for."""
 
 REPEAT_COST = 0.3
 """What each repeated content word takes from `no_repeat`."""
@@ -39,7 +42,7 @@ class Gold:
     focus: float
     """Of all aspects spoken of, the share that was asked for; 0 when none is spoken of."""
     positive: float
-    """Mean valence over the product and each asked aspect; silence about one of them counts 0."""
+    """Mean valence of all opinions, 0 without any; only OFF_TOPIC of it where the product asked for is not named."""
     grammatical: float
     """The share of words in well-formed sentences; see grammar.parse_sentence."""
     ends: float
@@ -91,20 +94,16 @@ def gold_reward(instruction: str, response: str, *, finished: bool) -> Gold:
     astray = 0.5 if named - {topic} else 1.0
     on_topic = astray if topic in named else 0.0
 
-    product: list[float] = []
-    valences: dict[str, list[float]] = {aspect: [] for aspect in aspects}
     credit = dict.fromkeys(aspects, 0.0)
     spoken = set()
     for clause in clauses:
         if clause.aspect is None:
-            if clause.valence is not None:
-                product.append(clause.valence)
             continue
         spoken.add(clause.aspect)
         if clause.aspect in credit:
-            valences[clause.aspect].append(clause.valence)
             opinion = 1.0 if clause.specific else PLAIN_CREDIT if clause.valence == 0.3 else GENERIC_CREDIT
             credit[clause.aspect] = max(credit[clause.aspect], opinion)
+    opinions = [clause.valence for clause in clauses if clause.valence is not None]
 
     content = [word for word in words if word in CONTENT_WORDS and word != topic]
     repeats = len(content) - len(set(content)) + max(0, words.count(topic) - 2)
@@ -112,7 +111,7 @@ def gold_reward(instruction: str, response: str, *, finished: bool) -> Gold:
         "on_topic": on_topic,
         "aspects": astray * _mean(list(credit.values())),
         "focus": len(spoken & credit.keys()) / len(spoken) if spoken else 0.0,
-        "positive": _mean([on_topic * _mean(product), *(astray * _mean(values) for values in valences.values())]),
+        "positive": _mean(opinions) * (1.0 if topic in named else OFF_TOPIC),
         "grammatical": formed / count if count else 0.0,
         "ends": (1.0 if last == 1.0 else 0.5) if finished and words and words[-1] == "." else 0.0,
         "brevity": _brevity(count),
