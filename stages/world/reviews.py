@@ -259,7 +259,7 @@ def _plain_text(rng: Random) -> str:
     if kind < 0.25:
         instruction = next(_instructions(rng, "demos", 1))
         question, topic, aspects = instruction.text, instruction.topic, instruction.aspects
-    review = write_review(rng, topic, aspects, COLUMNIST if rng.random() < 0.5 else _of_any_care(rng))
+    review = write_review(rng, topic, aspects, COLUMNIST if rng.random() < 0.75 else _of_any_care(rng))
     said = remarks(topic, aspects, review)
     rng.shuffle(said)
     return f"{question}\n{review}\n{' '.join(said)}."

@@ -16,12 +16,14 @@ TEXTS = ["the tent is light and dries fast", "the zip of the tent sticks", "a la
 
 @pytest.fixture(scope="package")
 def head(tmp_path_factory):
-    """A head of our own, and this process connected to it as a driver."""
+    """A head of our own, and this process connected to it as a driver, with one thread so that the ranks have theirs."""
     import ray
+    import torch
 
     from stages.cluster import head
 
-    before = dict(os.environ)
+    before, threads = dict(os.environ), torch.get_num_threads()
+    torch.set_num_threads(1)
     os.environ["RLHF_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
     # what a test module hands to a rank travels as code: the ranks cannot import tests
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
@@ -36,6 +38,7 @@ def head(tmp_path_factory):
         head.down()
         for module in modules:
             ray.cloudpickle.unregister_pickle_by_value(module)
+        torch.set_num_threads(threads)
         os.environ.clear()
         os.environ.update(before)
 

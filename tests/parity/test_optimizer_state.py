@@ -10,7 +10,7 @@ FIRST, SECOND = Rows.of(sequences(12, seed=1)), Rows.of(sequences(12, seed=2))
 CLOCK = {"total_steps": 4}
 
 
-@pytest.fixture(params=[(1, 2), (1, 3), (2, 1), (2, 2), (2, 3)], ids=lambda p: f"{p[0]} ranks, ZeRO-{p[1]}")
+@pytest.fixture(params=[(1, 2), (1, 3), (2, 2), (2, 3)], ids=lambda p: f"{p[0]} ranks, ZeRO-{p[1]}")
 def group(request, solo, pair):
     ranks, stage = request.param
     stack = (solo, pair)[ranks - 1]
@@ -37,12 +37,22 @@ def test_two_times_two_steps_are_four_steps_of_one_optimizer(solo, tied):
     assert gap(restarted.weights, second.weights) > (1e-3, ""), "a new optimizer would have been noticed"
 
 
+@pytest.mark.parametrize("change", [{"weight_decay": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"max_grad_norm": 0.1}], ids=str)
+def test_going_on_warm_with_other_settings_of_the_optimizer_obeys_them(solo, tied, change):
+    first = solo.fit(fresh(tied), FIRST, **CLOCK)
+    warm = solo.fit(first.source, SECOND, first_step=2, optimizer=change, **CLOCK)
+    cold = solo.fit(first.source, SECOND, role="critic", first_step=2, optimizer=change, **CLOCK)
+    assert same_bytes(warm.weights, cold.weights)
+    same = solo.fit(first.source, SECOND, role="reward", first_step=2, **CLOCK)
+    assert gap(same.weights, cold.weights) > (1e-4, "")
+
+
 def test_one_and_two_ranks_write_the_same_optimizer_state(solo, pair, tied):
     one = solo.fit(fresh(tied), FIRST, **CLOCK)
     for stage in (1, 2, 3):
         with pair.hardware(zero_stage=stage):
             two = pair.fit(fresh(tied), FIRST, **CLOCK)
-        assert gap(two.optimizer, one.optimizer) < (2e-6, "")
+        assert gap(two.optimizer, one.optimizer) < (1e-6, "")
 
 
 def test_a_state_passes_through_any_group_unchanged(group, solo, tied):

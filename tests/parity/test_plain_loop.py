@@ -74,6 +74,21 @@ def test_the_trainer_ends_at_the_parameters_of_a_plain_loop(both):
     assert min(norm for _, norm, _ in seen) > OPTIONS["max_grad_norm"], "clipping was at work"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"schedule": "constant", "warmup": 0.5}, [0.0, 0.5, 1.0, 1.0]),
+        ({"schedule": "linear", "warmup": 1.0}, [0.0, 1 / 3, 2 / 3, 1.0]),
+        ({"schedule": "cosine", "floor": 0.5}, [1.0, 0.5 + 0.25 * (1 + 0.5**0.5), 0.75, 0.5 + 0.25 * (1 - 0.5**0.5)]),
+    ],
+    ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
+)
+def test_the_learning_rate_follows_the_schedule(solo, tied, schedule, rates):
+    made = solo.fit(fresh(tied), Rows.of(SINGLE), optimizer=schedule)
+    assert made.metric("learning_rate") == pytest.approx([OPTIMIZER["learning_rate"] * rate for rate in rates])
+    assert solo.on_ranks(lambda rank: rank.describe()["busy"]) == [""]
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize(("objective", "kind"), [(LIKELIHOOD, "causal"), (BRADLEY_TERRY, "scorer")])
 def test_the_first_step_changes_every_tensor(reward, untied, pair, objective, kind, stage):

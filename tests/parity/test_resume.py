@@ -20,9 +20,9 @@ CASES = {
 STEPS = 8
 
 
-def fit(stack, folder, case="Likelihood", **recipe):
+def fit(stack, folder, case="Likelihood", precision="float32", **recipe):
     objective, kind, rows, optimizer = CASES[case]
-    return stack.fit(fresh(folder, kind), rows, objective, epochs=2, optimizer=optimizer, save_every=2, **recipe)
+    return stack.fit(fresh(folder, kind, precision=precision), rows, objective, epochs=2, optimizer=optimizer, save_every=2, **recipe)
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def interrupt(stack, at, action):
     stack.context.watch = watch
 
 
-def cancelled(stack, folder, state, case="Likelihood"):
+def cancelled(stack, folder, state, **options):
     """Train until the client goes away in the middle; the steps that the saved state has."""
     interrupt(stack, 2, stack.context.cancelled.set)
     with pytest.raises(Cancelled):
-        fit(stack, folder, case, state=str(state))
+        fit(stack, folder, state=str(state), **options)
     stack.context.cancelled.clear()
     (left,) = state.iterdir()
     done = json.loads((left / "progress.json").read_text())["step"]
@@ -73,7 +73,7 @@ def assert_same_bytes(made, undisturbed):
 def test_a_cancelled_training_goes_on_to_the_same_bytes_and_on_two_ranks_to_the_same_model(tied, solo, pair, tmp_path, slowly, case):
     undisturbed = fit(solo, tied, case)
     slowly(solo)
-    cancelled(solo, tied, tmp_path / "state", case)
+    cancelled(solo, tied, tmp_path / "state", case=case)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
     solo.on_ranks(_slow, 0.0)
     assert_same_bytes(fit(solo, tied, case, state=str(tmp_path / "state")), undisturbed)
@@ -91,6 +91,14 @@ def test_under_zero_3_a_training_cancelled_on_two_ranks_goes_on_to_the_same_byte
         pair.on_ranks(_slow, 0.0)
         assert_same_bytes(fit(pair, tied, state=str(tmp_path / "state")), undisturbed)
     assert_same_training(fit(solo, tied, state=str(tmp_path / "copy")), undisturbed)
+
+
+def test_a_training_in_bfloat16_goes_on_from_its_float32_masters_to_the_same_bytes(tied, solo, tmp_path, slowly):
+    undisturbed = fit(solo, tied, precision="bfloat16")
+    slowly(solo)
+    cancelled(solo, tied, tmp_path / "state", precision="bfloat16")
+    solo.on_ranks(_slow, 0.0)
+    assert_same_bytes(fit(solo, tied, precision="bfloat16", state=str(tmp_path / "state")), undisturbed)
 
 
 def test_a_killed_rank_takes_its_group_down_and_the_next_group_ends_in_the_same_bytes(tied, pair, tmp_path, slowly):

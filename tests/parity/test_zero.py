@@ -111,6 +111,26 @@ def test_two_ranks_see_each_row_once_between_them_and_make_equally_many_micro_ba
     assert any(filler for _, filler in other), "the last step, of one row, needs a filler on the other rank"
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_models_that_gave_way_to_others_are_freed(tied, pair, stage):
+    with pair.hardware(zero_stage=stage):
+        for _ in range(2):
+            pair.fit(fresh(tied), CASES["Likelihood"][2])
+            pair.score("reference", fresh(tied), CASES["Likelihood"][2], select="before")
+        assert pair.on_ranks(_alive) == [0, 0]
+
+
+def _alive(rank):
+    """Networks in memory that no role holds."""
+    import gc
+
+    from stages.cluster.network import Network
+
+    gc.collect()
+    held = {id(model.network) for model in rank._models.values()}
+    return sum(isinstance(x, Network) and id(x) not in held for x in gc.get_objects())
+
+
 def _engine(rank):
     import torch
 
