@@ -81,8 +81,8 @@ class Writer:
 
 
 PERFECT = Writer(stray=0, miss=0, pad=0, glad=1, cross=0, vague=0, repeat=0, slip=0, cut=0)
-CAREFUL = Writer(stray=0.02, miss=0.08, pad=0.1, glad=0.85, cross=0.05, vague=0.3, repeat=0.03, slip=0.02, cut=0.01)
-CARELESS = Writer(stray=0.15, miss=0.65, pad=0.5, glad=0.2, cross=0.5, vague=0.6, repeat=0.3, slip=0.25, cut=0.12)
+CAREFUL = Writer(stray=0.01, miss=0.08, pad=0.05, glad=0.85, cross=0.05, vague=0.3, repeat=0.03, slip=0.02, cut=0.01)
+CARELESS = Writer(stray=0.05, miss=0.65, pad=0.1, glad=0.2, cross=0.5, vague=0.6, repeat=0.3, slip=0.25, cut=0.12)
 DEMONSTRATOR = Writer(stray=0.08, miss=0.25, pad=0.35, glad=0.35, cross=0.35, vague=0.5, repeat=0.12, slip=0.05, cut=0.03)
 COLUMNIST = Writer(stray=0, miss=0, pad=0.3, glad=0.4, cross=0.35, vague=0.5, repeat=0.03, slip=0.01, cut=0)
 """Writes the corpus: fluent, to the point, of any mood."""
