@@ -10,7 +10,7 @@ from stages.config import Architecture
 
 from . import stack
 
-ARCHITECTURE = Architecture(vocab_size=300, hidden_size=64, intermediate_size=128, layers=2, heads=2, context=128).model_dump()
+ARCHITECTURE = Architecture(vocab_size=300, hidden_size=64, intermediate_size=128, layers=2, heads=2, context=256).model_dump()
 TEXTS = ["the tent is light and dries fast", "the zip of the tent sticks", "a lamp that shines for ten hours"]
 
 

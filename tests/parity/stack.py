@@ -29,7 +29,7 @@ OPTIMIZER = {
 HARDWARE = {
     "ranks": 1, "threads": 1, "zero_stage": 2, "offload_optimizer": False, "micro_batch_tokens": 64, "pack_length": 0,
     "colocate": [["actor", "critic", "reference", "reward"]],
-    "engines": {"count": 1, "tensor_parallel": 1, "threads": 1, "max_num_seqs": 32, "max_model_len": 128, "kv_cache_mb": 16,
+    "engines": {"count": 1, "tensor_parallel": 1, "threads": 1, "max_num_seqs": 32, "max_model_len": 256, "kv_cache_mb": 16,
                 "gpu_memory": 0.1, "colocate": True},
 }  # fmt: skip
 _number = itertools.count()

@@ -11,7 +11,8 @@ from stages.cluster.rows import Rows
 
 from .stack import fresh, sequences
 
-PROMPTS = [prompt for prompt, _ in sequences(8, prompt=(1, 20))]
+# the last fills a block of the prefix cache, which is of 128 tokens on a CPU
+PROMPTS = [prompt for prompt, _ in (*sequences(7, prompt=(1, 20)), *sequences(1, prompt=(150, 150)))]
 SEEDS = [2**40 + i for i in range(len(PROMPTS))]
 LENGTH = 16
 

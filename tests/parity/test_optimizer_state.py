@@ -7,7 +7,7 @@ from stages.cluster.rows import Rows
 from .stack import OPTIMIZER, Trained, assert_same_training, fresh, gap, same_bytes, sequences
 
 FIRST, SECOND = Rows.of(sequences(12, seed=1)), Rows.of(sequences(12, seed=2))
-CLOCK = {"total_steps": 4}
+BEGIN, GO_ON = {"total_steps": 4}, {"total_steps": 4, "first_step": 2}
 
 
 @pytest.fixture(params=[(1, 2), (1, 3), (2, 2), (2, 3)], ids=lambda p: f"{p[0]} ranks, ZeRO-{p[1]}")
@@ -18,63 +18,61 @@ def group(request, solo, pair):
         yield stack
 
 
+@pytest.fixture(scope="module")
+def first(solo, tied):
+    """Two steps on one rank."""
+    return solo.fit(fresh(tied), FIRST, **BEGIN)
+
+
+@pytest.fixture(scope="module")
+def second(solo, first):
+    """Two more, going on from the files."""
+    return solo.fit(first.source, SECOND, role="critic", **GO_ON)
+
+
 def test_going_on_from_the_files_equals_going_on_warm(group, tied):
-    first = group.fit(fresh(tied), FIRST, **CLOCK)
-    held = group.on_ranks(_engine_id, "actor")
-    warm = group.fit(first.source, SECOND, first_step=2, **CLOCK)
-    assert group.on_ranks(_engine_id, "actor") == held, "the warm engine went on"
-    cold = group.fit(first.source, SECOND, role="critic", first_step=2, **CLOCK)
+    begun = group.fit(fresh(tied), FIRST, **BEGIN)
+    held = group.on_ranks(_engine_id)
+    warm = group.fit(begun.source, SECOND, **GO_ON)
+    assert group.on_ranks(_engine_id) == held, "the engine of the first two steps took the next two"
+    cold = group.fit(begun.source, SECOND, role="critic", **GO_ON)
     assert warm.metrics == cold.metrics and [step for step, name, _ in warm.metrics if name == "loss"] == [2, 3]
     assert same_bytes(warm.weights, cold.weights)
     assert same_bytes(warm.optimizer, cold.optimizer)
     assert float(cold.optimizer["step"]) == 4
 
 
-def test_two_times_two_steps_are_four_steps_of_one_optimizer(solo, tied):
-    first = solo.fit(fresh(tied), FIRST, **CLOCK)
-    second = solo.fit(first.source, FIRST, seed=6, first_step=2, **CLOCK)
-    restarted = solo.fit(fresh(first.folder), FIRST, seed=6, first_step=2, **CLOCK)
-    assert gap(restarted.weights, second.weights) > (1e-3, ""), "a new optimizer would have been noticed"
+def test_going_on_without_the_optimizer_state_is_something_else(solo, first, second):
+    assert gap(solo.fit(fresh(first.folder), SECOND, **GO_ON).weights, second.weights) > (1e-3, "")
 
 
 @pytest.mark.parametrize("change", [{"weight_decay": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"max_grad_norm": 0.1}], ids=str)
-def test_going_on_warm_with_other_settings_of_the_optimizer_obeys_them(solo, tied, change):
-    first = solo.fit(fresh(tied), FIRST, **CLOCK)
-    warm = solo.fit(first.source, SECOND, first_step=2, optimizer=change, **CLOCK)
-    cold = solo.fit(first.source, SECOND, role="critic", first_step=2, optimizer=change, **CLOCK)
+def test_a_warm_engine_that_was_made_for_other_settings_is_not_used(solo, first, second, change):
+    solo.on_ranks(_hold, first.source)
+    warm = solo.fit(first.source, SECOND, optimizer=change, **GO_ON)
+    cold = solo.fit(first.source, SECOND, role="critic", optimizer=change, **GO_ON)
     assert same_bytes(warm.weights, cold.weights)
-    same = solo.fit(first.source, SECOND, role="reward", first_step=2, **CLOCK)
-    assert gap(same.weights, cold.weights) > (1e-4, "")
+    assert gap(cold.weights, second.weights) > (1e-4, "")
 
 
-def test_one_and_two_ranks_write_the_same_optimizer_state(solo, pair, tied):
-    one = solo.fit(fresh(tied), FIRST, **CLOCK)
-    for stage in (1, 2, 3):
-        with pair.hardware(zero_stage=stage):
-            two = pair.fit(fresh(tied), FIRST, **CLOCK)
-        assert gap(two.optimizer, one.optimizer) < (1e-6, "")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_ranks_write_the_optimizer_state_that_one_writes_and_go_on_from_it_alike(pair, first, second, tied, stage):
+    with pair.hardware(zero_stage=stage):
+        begun = pair.fit(fresh(tied), FIRST, **BEGIN)
+        assert gap(begun.optimizer, first.optimizer) < (1e-6, "")
+        assert_same_training(pair.fit(first.source, SECOND, **GO_ON), second)
 
 
-def test_a_state_passes_through_any_group_unchanged(group, solo, tied):
-    first = solo.fit(fresh(tied), FIRST, **CLOCK)
-    group.on_ranks(_hold, first.source, OPTIMIZER)
-    kept = group.keep("actor", first.source)
-    assert same_bytes(Trained([], kept).optimizer, first.optimizer)
-    assert same_bytes(Trained([], kept).weights, first.weights)
+def test_a_state_passes_through_any_group_unchanged(group, first):
+    group.on_ranks(_hold, first.source)
+    kept = Trained([], group.keep("actor", first.source))
+    assert same_bytes(kept.optimizer, first.optimizer)
+    assert same_bytes(kept.weights, first.weights)
 
 
-def test_training_goes_on_with_another_number_of_ranks(solo, pair, tied):
-    first = solo.fit(fresh(tied), FIRST, **CLOCK)
-    one = solo.fit(first.source, SECOND, first_step=2, **CLOCK)
-    for stage in (1, 2, 3):
-        with pair.hardware(zero_stage=stage):
-            two = pair.fit(first.source, SECOND, first_step=2, **CLOCK)
-        assert_same_training(two, one)
+def _engine_id(rank):
+    return id(rank._models["actor"].engine)
 
 
-def _engine_id(rank, role):
-    return id(rank._models[role].engine)
-
-
-def _hold(rank, source, optimizer):
-    rank._trainable("actor", source, optimizer, None)
+def _hold(rank, source):
+    rank._trainable("actor", source, OPTIMIZER, None)

@@ -11,7 +11,7 @@ SEQUENCES = sequences(17)
 ROWS = Rows.of(SEQUENCES)
 LAST = Rows.of(SEQUENCES, last_only=True)
 PAIRS = Rows.of(SEQUENCES[:16], per_row=2, last_only=True)
-GROUPS = [(1, 2, 0), (1, 2, 64), (2, 2, 0), (2, 3, 0)]
+GROUPS = [(1, 2, 64), (2, 2, 0), (2, 3, 0)]
 
 
 @pytest.fixture(params=GROUPS, ids=lambda p: f"{p[0]} ranks, ZeRO-{p[1]}, packed into {p[2]}")
@@ -71,14 +71,13 @@ def test_greedy_tokens_have_no_regret_and_others_have_what_they_miss(group, poli
     assert same(group.score("actor", source, ROWS, select="before", statistic="regret"), wanted)
 
 
-def test_two_heads_on_one_artifact_are_two_models(solo, reward):
-    """A folder opened as a scorer is not taken for the same folder opened as a policy."""
+def test_weights_held_in_one_precision_are_not_those_in_another(solo, reward):
     source = fresh(reward, "scorer")
     values = solo.score("actor", source, LAST, select="at")
     other = fresh(reward, "scorer", precision="bfloat16")
     solo.on_ranks(_rename, "actor", other.state_id)
     low = solo.score("actor", other, LAST, select="at")
-    assert any(float(a[0]) != float(b[0]) for a, b in zip(values, low)), "held in float32, asked for in bfloat16"
+    assert any(float(a[0]) != float(b[0]) for a, b in zip(values, low))
 
 
 def _rename(rank, role, state_id):
