@@ -56,7 +56,10 @@ def stacks(head, tmp_path_factory, request):
 
     def start():
         for name in wanted & made.keys():
-            made[name]._engines()[0].warm.remote() if name == "engine" else made[name].start()
+            if name == "engine":
+                made[name]._engines()[0].warm.remote()
+            else:
+                made[name].on_ranks(stack.freeze)
 
     starting = threading.Thread(target=start)
     starting.start()

@@ -45,6 +45,10 @@ class Project:
         store = self.folder / "results" / "store"
         return {str(p.parent.relative_to(store)): json.loads(p.read_text())["status"] for p in sorted(store.rglob("run_info.json"))}
 
+    def written(self) -> list[Path]:
+        """What a user would find: artifacts, reports and pointers."""
+        return sorted(p for part in ("results/store", "results/report", "data") for p in (self.folder / part).rglob("*"))
+
     def artifact(self, pattern: str) -> Path:
         (found,) = (self.folder / "results" / "store").glob(pattern)
         return found
@@ -190,12 +194,12 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(undisturbed, tmp_path_f
     ],
 )
 def test_a_wrong_configuration_gets_one_line_that_names_the_key(project, assignment, named):
-    before = sorted(project.folder.rglob("*"))
+    before = project.written()
     done = project.run("ppo_final", "--config", f"set={assignment}", ok=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("rlhf: error:")]
     assert done.returncode != 0
     assert len(lines) == 1 and named in lines[0], done.stderr[-2000:]
-    assert sorted(project.folder.rglob("*")) == before
+    assert project.written() == before
 
 
 @pytest.mark.parametrize(
@@ -208,10 +212,12 @@ def test_a_wrong_configuration_gets_one_line_that_names_the_key(project, assignm
 )
 def test_wrong_data_get_one_line_and_leave_nothing_half_written(project, content, named):
     (project.folder / "my.jsonl").write_text(content)
+    before = {p for p in project.written() if p.is_file()}
     done = project.run("sft_final", "--config", "set=data.demos.source=my.jsonl,models.base.demonstrations=null", ok=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("rlhf: error:")]
     assert done.returncode != 0
     assert len(lines) == 1 and named in lines[0], done.stderr[-3000:]
+    assert all(p.parent.name.startswith("demos-") for p in project.written() if p.is_file() and p not in before)
 
 
 def test_a_ray_address_where_nobody_listens_gets_one_line(project):

@@ -42,6 +42,7 @@ for _name, _target in TARGETS.items():
         input:
             f"results/report/{_name}.json",
             [f"data/checkpoints/{p}.dvc" for p in _target.pointers],
+            _target.manifests,  # all of it: what is missing in the middle is made again
 
 
 onsuccess:
