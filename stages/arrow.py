@@ -5,8 +5,9 @@ Files are Arrow IPC streams, which both `pyarrow.ipc.open_stream` and `datasets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 import pyarrow as pa
 

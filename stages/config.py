@@ -6,10 +6,22 @@ One module gives defaults, bounds, explanations, the JSON schema and config/READ
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic import Tag, ValidationError, Discriminator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from stages.errors import UserError
 
@@ -79,6 +91,12 @@ class Optimizer(Section):
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _options_are_read(self):
+        if self.schedule == "constant" and "floor" in self.model_fields_set:
+            raise ValueError("floor: not read by schedule: constant; take it out")
+        return self
 
 
 class Trained(Section):
@@ -296,18 +314,7 @@ def _tag(value: Any) -> str:
 
 
 Model = Annotated[
-    Union[
-        Annotated[Import, Tag("import")],
-        Annotated[Pretrain, Tag("pretrain")],
-        Annotated[SFT, Tag("sft")],
-        Annotated[RewardModel, Tag("reward_model")],
-        Annotated[DPO, Tag("dpo")],
-        Annotated[KTO, Tag("kto")],
-        Annotated[RejectionSampling, Tag("rejection_sampling")],
-        Annotated[IterativeDPO, Tag("iterative_dpo")],
-        Annotated[ConditionalSFT, Tag("conditional_sft")],
-        Annotated[PPO, Tag("ppo")],
-    ],
+    Annotated[Import, Tag("import")] | Annotated[Pretrain, Tag("pretrain")] | Annotated[SFT, Tag("sft")] | Annotated[RewardModel, Tag("reward_model")] | Annotated[DPO, Tag("dpo")] | Annotated[KTO, Tag("kto")] | Annotated[RejectionSampling, Tag("rejection_sampling")] | Annotated[IterativeDPO, Tag("iterative_dpo")] | Annotated[ConditionalSFT, Tag("conditional_sft")] | Annotated[PPO, Tag("ppo")],
     Discriminator(_tag),
 ]
 

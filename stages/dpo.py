@@ -27,7 +27,8 @@ def run(context) -> None:
                {k: params[k] for k in ("loss", "beta", "label_smoothing", "robust", "average_logprobs")},
                save_every=context.hints["save_every"], state=str(context.state)),
         "training",
+        folder=context.out / "model",
+        tokenizer_from=base,
     )  # fmt: skip
-    cluster.save("actor", context.out / "model", base)
     context.facts |= {"rows": len(rows), "drops": rated.drops}
     arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("dpo", done["metrics"]))

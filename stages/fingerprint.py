@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ class _WithoutDocstrings(ast.NodeTransformer):
     visit_Module = visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _strip
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parsed(module: str) -> tuple[str, frozenset[str]]:
     """(hash of the normalised syntax tree, modules of ours that it imports or names as "stages.x.y:name")."""
     tree = ast.parse(_file(module).read_text())

@@ -36,8 +36,9 @@ def run(context) -> None:
                save_every=context.hints["save_every"], state=str(context.state)),
         "training",
         companion=mismatched,
+        folder=context.out / "model",
+        tokenizer_from=base,
     )  # fmt: skip
-    cluster.save("actor", context.out / "model", base)
     context.facts |= {"rows": len(rows), "drops": rated.drops}
     arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("kto", done["metrics"]))
 

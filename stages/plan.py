@@ -65,7 +65,7 @@ class Node:
     stage: str
     model: str
     params: dict[str, Any]
-    inputs: dict[str, "Node"] = field(default_factory=dict)
+    inputs: dict[str, Node] = field(default_factory=dict)
     folder: str = ""
     """Path under results/store; empty: `<model>-<plan id>`."""
     hints: dict[str, Any] = field(default_factory=dict)

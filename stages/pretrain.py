@@ -32,7 +32,8 @@ def run(context) -> None:
         Recipe("stages.algorithms.objectives.sft:Likelihood", params["optimizer"], params["epochs"], params["seed"],
                save_every=context.hints["save_every"], state=str(context.state)),
         "training",
+        folder=context.out / "model",
+        tokenizer_from=fresh,
     )  # fmt: skip
-    cluster.save("actor", context.out / "model", fresh)
     context.facts |= {"rows": len(rows), "tokens": int(rows.lengths_S.sum())}
     arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("pretrain", done["metrics"]))

@@ -23,8 +23,9 @@ def run(context) -> None:
         Recipe("stages.algorithms.objectives.pairs:BradleyTerry", params["optimizer"], params["epochs"], params["seed"],
                save_every=context.hints["save_every"], state=str(context.state)),
         "training",
+        folder=context.out / "model",
+        tokenizer_from=base,
     )  # fmt: skip
-    cluster.save("critic", context.out / "model", base)
     heldout = _pairs(context, "heldout")
     made = Source(f"made:{context.key}", str(context.out / "model"), "scorer", params["precision"])
     with context.phase("logits and rewards"):

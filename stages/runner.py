@@ -7,16 +7,16 @@ import errno
 import fcntl
 import hashlib
 import importlib
-import json
 import os
 import shutil
 import socket
 import threading
 import time
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from stages import manifest, plan
 from stages.errors import UserError
@@ -96,7 +96,7 @@ def _state_id(path: str, role: str, content: str) -> str:
     return f"{path}:{role}:{content[:16]}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _version(package: str) -> str:
     for name in (package, f"{package}-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

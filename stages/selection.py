@@ -23,7 +23,7 @@ def run(context) -> None:
         chosen = {p: ended[i] for p, i in best_of_n(ids, ended_scores).items()}
         chosen = _without_repeats(rollouts, chosen)
         rows = [_best(rollouts[i], scores[i]) for i in chosen.values()]
-        used = {i: "best" for i in chosen.values()}
+        used = dict.fromkeys(chosen.values(), "best")
         schema = arrow.BEST
     else:
         pairs = {p: (ended[b], ended[w]) for p, (b, w) in pair_best_worst(ids, ended_scores).items()}

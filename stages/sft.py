@@ -20,7 +20,8 @@ def run(context) -> None:
         Recipe("stages.algorithms.objectives.sft:Likelihood", params["optimizer"], params["epochs"], params["seed"],
                save_every=context.hints["save_every"], state=str(context.state)),
         "training",
+        folder=context.out / "model",
+        tokenizer_from=base,
     )  # fmt: skip
-    cluster.save("actor", context.out / "model", base)
     context.facts |= {"rows": len(rows), "drops": chat["drops"], "trained_tokens": int(rows.chosen_T.sum())}
     arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("sft", done["metrics"]))

@@ -46,13 +46,13 @@ def run(context) -> None:
                    first_step=(params["iteration"] - 1) * per_iteration, total_steps=params["horizon"] * per_iteration,
                    save_every=context.hints["save_every"], state=str(context.state / role)),
             f"{params['iteration']} {role}",
+            folder=context.out / ("model" if role == "actor" else "critic"),
+            tokenizer_from=context.model_folder(role, role),
+            optimizer_to=context.out / "optimizer" / f"{role}.safetensors",
         )  # fmt: skip
 
     _side_by_side(train, roles, cluster.apart("actor", "critic"))
-    for role in roles:
-        folder = "model" if role == "actor" else "critic"
-        cluster.save(role, context.out / folder, context.model_folder(role, role), context.out / "optimizer" / f"{role}.safetensors")
-        context.keep_warm(role)
+    context.keep_warm(*roles)
     context.facts["rows"] = len(sequences)
     arrow.write(
         context.out / "metrics.arrow", arrow.METRICS,

@@ -111,10 +111,11 @@ def value_loss(
     plain_BL = bounded_BL = 0.5 * (values_BL - returns_BL).square()
     if clip is not None:
         bounded_BL = 0.5 * (old_BL + (values_BL - old_BL).clamp(-clip, clip) - returns_BL).square()
+    moved_BL = (values_BL - old_BL).abs() > (clip if clip is not None else torch.inf)  # beyond rounding
     residual_BL = returns_BL.double() - values_BL.detach().double()
     metrics = {
         "value": metric(values_BL, mask_BL),
-        "value_clip_fraction": metric(bounded_BL > plain_BL, mask_BL),
+        "value_clip_fraction": metric((bounded_BL > plain_BL) & moved_BL, mask_BL),
         "return": metric(returns_BL, mask_BL),
         "return_squared": metric(returns_BL.double().square(), mask_BL),
         "residual": metric(residual_BL, mask_BL),

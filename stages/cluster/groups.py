@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any
 
 import ray
 
@@ -19,6 +20,8 @@ from stages.cluster.trainer import TrainerRank
 from stages.errors import UserError
 
 _ATTEMPTS = 3
+_DEATH_S = 5.0
+"""How long after one rank failed Ray may take to say that another has died."""
 _MAKING = threading.Lock()
 
 
@@ -45,7 +48,7 @@ class TrainerGroup:
         self.names = [f"{self.name}.{rank}-{_settings(h)}" for rank in range(h["ranks"])]
         self.ranks: list[Any] = []
 
-    def start(self) -> "TrainerGroup":
+    def start(self) -> TrainerGroup:
         """The group, found alive and joined, or made anew. Raises GroupDied when some of its ranks are gone."""
         h, environment = self.hardware, _environment(self.hardware["threads"])
         with _MAKING:
@@ -93,7 +96,10 @@ class TrainerGroup:
             self.stop()
             raise GroupDied(f"{self.name}: {str(error).splitlines()[0]}") from None
         except ray.exceptions.RayTaskError as error:
+            died = _any_died(calls)  # the others fail in a collective before Ray says that one is gone
             self.stop()  # the other ranks may wait in a collective for one that has failed
+            if died:
+                raise GroupDied(f"{self.name}: {died}") from None
             raise _plain(error) from None
 
 
@@ -125,8 +131,13 @@ class Groups:
         """`stages.module:function` on a process that has torch and transformers loaded."""
         return self._with_group("actor", lambda group: _first(group, function, arguments))
 
-    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, phase: str, companion: Rows | None = None) -> dict[str, Any]:
-        """Train a role; its weights stay warm in the group. Raises runner.Cancelled when the client has gone."""
+    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, phase: str, *, folder: Path,
+              tokenizer_from: Path, optimizer_to: Path | None = None, companion: Rows | None = None) -> dict[str, Any]:  # fmt: skip
+        """Train a role and write it as a Hugging Face folder; its weights stay warm in the group.
+
+        optimizer_to: file for the optimizer's state. companion: see TrainerRank.train. Raises runner.Cancelled when the
+        client has gone; what was trained until then is in recipe.state.
+        """
         from stages.runner import Cancelled
 
         context = self.context
@@ -136,19 +147,19 @@ class Groups:
                 context.progress(phase, progress["done"], progress["total"], tokens_per_s=progress["tokens_per_s"], **progress["metrics"])
 
         def work(group: TrainerGroup):
-            return group.ask("train", role, source, ray.put(rows), recipe, companion, watch=watch, cancelled=context.cancelled)[0]
+            with context.phase("training"):
+                done = group.ask("train", role, source, ray.put(rows), recipe, companion, watch=watch, cancelled=context.cancelled)[0]
+            if not done["cancelled"]:
+                with context.phase("writing"):
+                    group.ask("save", role, str(folder), str(tokenizer_from), str(optimizer_to) if optimizer_to else None)
+            return done
 
-        with context.phase("training"):
-            done = self._with_group(role, work)
+        done = self._with_group(role, work)
         if done["cancelled"]:
             raise Cancelled()
         last = {name: value for step, name, value in done["metrics"][-40:]}
         context.progress(phase, done["steps"], done["steps"], loss=last.get("loss", 0.0))
         return done
-
-    def save(self, role: str, folder: Path, tokenizer_from: Path, optimizer: Path | None = None) -> None:
-        with self.context.phase("writing"):
-            self._group(role).start().ask("save", role, str(folder), str(tokenizer_from), str(optimizer) if optimizer else None)
 
     def apart(self, one: str, other: str) -> bool:
         """Whether two roles have processes of their own."""
@@ -250,6 +261,18 @@ class Groups:
 def source(context, name: str, kind: str, *, role: str = "actor", precision: str = "float32", seed: int = 0, optimizer: str | None = None) -> Source:
     """The weights of an input artifact."""
     return Source(context.state_id(name, role), str(context.model_folder(name, role)), kind, precision, seed, optimizer)
+
+
+def _any_died(calls: list[Any]) -> str:
+    """What Ray says of a call whose process is gone, or nothing."""
+    for call in ray.wait(calls, num_returns=len(calls), timeout=_DEATH_S)[0]:
+        try:
+            ray.get(call)
+        except ray.exceptions.RayActorError as error:
+            return str(error).splitlines()[0]
+        except ray.exceptions.RayError:
+            pass
+    return ""
 
 
 def _first(group: TrainerGroup, function: str, arguments: dict) -> Any:

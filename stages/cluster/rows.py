@@ -56,7 +56,7 @@ class Rows:
 
     @classmethod
     def of(cls, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], *, per_row: int = 1, last_only: bool = False,
-           token_fields: Mapping[str, Sequence[Sequence[float]]] = {}, row_fields: Mapping[str, Sequence[float]] = {}) -> "Rows":  # fmt: skip
+           token_fields: Mapping[str, Sequence[Sequence[float]]] = {}, row_fields: Mapping[str, Sequence[float]] = {}) -> Rows:  # fmt: skip
         """Rows of (prompt ids, response ids); the response tokens are the chosen ones, or only the last token of all.
 
         token_fields: name -> for each sequence, a value per response token.

@@ -124,9 +124,14 @@ def load_masters(engine, state: dict[str, Tensor]) -> None:
 
 
 def _set(parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-    from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
-    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+    from deepspeed.utils import (
+        safe_get_local_fp32_param,
+        safe_get_local_optimizer_state,
+        safe_set_full_fp32_param,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_optimizer_state,
+    )
 
     if hasattr(parameter, "ds_id"):
         # ZeRO-3 pads the last shard; DeepSpeed's own full setter refuses sizes that do not divide by the ranks

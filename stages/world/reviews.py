@@ -7,7 +7,7 @@ rows at the end. The hash of an instruction decides its split, so no instruction
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from stages.world.gold import gold_reward
@@ -17,7 +17,6 @@ from stages.world.grammar import (
     GENERIC,
     INTENSIFIERS,
     KIND,
-    OWN_ASPECTS,
     PHRASES,
     SPECIFIC,
     TOPICS,

@@ -32,7 +32,7 @@ def test_a_saved_policy_opens_with_the_same_log_probabilities_and_its_head_tied_
     for (prompt, response), ours in zip(SEQUENCES, scored, strict=True):
         logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         theirs = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
-        assert torch.allclose(torch.from_numpy(ours), theirs, rtol=1e-6, atol=1e-6)
+        assert torch.allclose(torch.tensor(ours), theirs, rtol=1e-6, atol=1e-6)
 
     same = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert same == model.config.tie_word_embeddings == (which == "tied")

@@ -29,9 +29,7 @@ def forward(model, prompt, response):
 
 
 def same(ours, theirs):
-    return len(ours) == len(theirs) and all(
-        torch.allclose(torch.from_numpy(one), other, rtol=0, atol=1e-5) for one, other in zip(ours, theirs)
-    )
+    return len(ours) == len(theirs) and all(torch.allclose(torch.tensor(one), other, rtol=0, atol=1e-5) for one, other in zip(ours, theirs))
 
 
 def test_log_probabilities_and_entropies_are_those_of_transformers_at_the_temperature(group, policies):
