@@ -23,7 +23,7 @@ PYTEST_ARGS ?=
 activate := . .venv/bin/activate
 later_tests := $(foreach part,workflow crash parity $(if $(filter cuda,$(ENV)),gpu),$(if $(wildcard tests/$(part)/test_*.py tests/$(part)/*/test_*.py),tests/$(part)))
 
-.PHONY: help env test test-fast bench lint clean
+.PHONY: help env test test-fast compare lint clean
 
 help: ## this text
 	@awk -F ':[^#]*## ' '/^[a-z%_-]+:.*## / { sub("%", "MODEL", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,8 +48,8 @@ test: env ## all tests: the fast ones, then those that run the workflow
 test-fast: env ## the fast tests alone
 	@$(activate) && python -m pytest tests/unit $(PYTEST_ARGS)
 
-bench: env ## the benchmarks
-	@$(activate) && python -m benchmarks
+compare: env ## every method of the paper from the same sft and data, in one table
+	@$(activate) && snakemake --cores $(CORES) $(SNAKEMAKE_ARGS) compare
 
 lint: env ## ruff over the tree
 	@$(activate) && ruff check .

@@ -14,7 +14,16 @@ from stages.algorithms.shaped_rewards import shaped_rewards
 
 
 def compute(
-    *, scores: list[float], finished: list[bool], groups: list[str], logprobs, reference, values, mean: float, std: float, options: dict[str, Any]
+    *,
+    scores: list[float],
+    finished: list[bool],
+    groups: list[str],
+    logprobs,
+    reference,
+    values,
+    mean: float,
+    std: float,
+    options: dict[str, Any],
 ) -> dict:
     """Normalised scores at the last token, less the per-token KL; advantages by the estimator; whitening over the rollout.
 
@@ -27,9 +36,7 @@ def compute(
     score_B = (torch.tensor(scores) - mean) / std
     truncated_B = ~torch.tensor(finished)
     score_B = score_B.clamp(-options["reward_clip"], options["reward_clip"]) - options["truncation_penalty"] * truncated_B
-    rewards_BL, _ = shaped_rewards(
-        score_B, logprobs_BL, reference_BL, mask_BL, kl_coef=options["kl_coef"], kl_kind=options["kl_estimator"]
-    )
+    rewards_BL, _ = shaped_rewards(score_B, logprobs_BL, reference_BL, mask_BL, kl_coef=options["kl_coef"], kl_kind=options["kl_estimator"])
     if options["estimator"] == "gae":
         advantages_BL, returns_BL = gae(rewards_BL, _padded(values, mask_BL), mask_BL, gamma=options["gamma"], lam=options["lam"])
     else:

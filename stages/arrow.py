@@ -24,22 +24,41 @@ DATA = {
 }
 ROLLOUTS = pa.schema(
     [
-        ("iteration", pa.int32()), ("prompt_id", pa.string()), ("sample", pa.int32()), ("policy", pa.string()),
-        ("prompt", pa.string()), ("prompt_ids", _IDS), ("response_ids", _IDS), ("logprobs", _FLOATS),
-        ("finish_reason", pa.string()), ("temperature", pa.float32()), ("seed", pa.int64()), ("text", pa.string()),
+        ("iteration", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("sample", pa.int32()),
+        ("policy", pa.string()),
+        ("prompt", pa.string()),
+        ("prompt_ids", _IDS),
+        ("response_ids", _IDS),
+        ("logprobs", _FLOATS),
+        ("finish_reason", pa.string()),
+        ("temperature", pa.float32()),
+        ("seed", pa.int64()),
+        ("text", pa.string()),
     ]
 )
 EXPERIENCE = pa.schema(
     [
-        *ROLLOUTS, ("trainer_logprobs", _FLOATS), ("reference_logprobs", _FLOATS), ("values", _FLOATS),
-        ("score", pa.float32()), ("shaped_rewards", _FLOATS), ("advantages", _FLOATS), ("returns", _FLOATS),
+        *ROLLOUTS,
+        ("trainer_logprobs", _FLOATS),
+        ("reference_logprobs", _FLOATS),
+        ("values", _FLOATS),
+        ("score", pa.float32()),
+        ("shaped_rewards", _FLOATS),
+        ("advantages", _FLOATS),
+        ("returns", _FLOATS),
     ]
 )
 BEST = pa.schema([*DATA["demonstrations"], ("prompt_ids", _IDS), ("response_ids", _IDS), ("score", pa.float32())])
 PAIRS = pa.schema(
     [
-        *DATA["preferences"], ("prompt_ids", _IDS), ("chosen_ids", _IDS), ("rejected_ids", _IDS),
-        ("chosen_score", pa.float32()), ("rejected_score", pa.float32()),
+        *DATA["preferences"],
+        ("prompt_ids", _IDS),
+        ("chosen_ids", _IDS),
+        ("rejected_ids", _IDS),
+        ("chosen_score", pa.float32()),
+        ("rejected_score", pa.float32()),
     ]
 )
 SCORES = pa.schema([("prompt_id", pa.string()), ("sample", pa.int32()), ("score", pa.float32()), ("used", pa.string())])
@@ -48,9 +67,15 @@ METRICS = pa.schema([("step", pa.int32()), ("phase", pa.string()), ("name", pa.s
 HELDOUT = pa.schema([("id", pa.string()), ("chosen_score", pa.float32()), ("rejected_score", pa.float32())])
 SAMPLES = pa.schema(
     [
-        ("prompt_id", pa.string()), ("prompt", pa.string()), ("text", pa.string()), ("response_ids", _IDS),
-        ("finish_reason", pa.string()), ("gold_reward", pa.float32()), ("gold_terms", pa.map_(pa.string(), pa.float32())),
-        ("score", pa.float32()), ("kl", pa.float32()),
+        ("prompt_id", pa.string()),
+        ("prompt", pa.string()),
+        ("text", pa.string()),
+        ("response_ids", _IDS),
+        ("finish_reason", pa.string()),
+        ("gold_reward", pa.float32()),
+        ("gold_terms", pa.map_(pa.string(), pa.float32())),
+        ("score", pa.float32()),
+        ("kl", pa.float32()),
     ]
 )
 KEYS = ("id", "answer", "iteration", "prompt_id", "sample", "step", "phase", "name")

@@ -10,7 +10,12 @@ import typer
 
 from stages.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="What the workflow calls, and what you ask of it by hand.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="What the workflow calls, and what you ask of it by hand.",
+)
 cluster = typer.Typer(no_args_is_help=True, help="The local Ray head, its engines and trainer ranks.")
 app.add_typer(cluster, name="cluster")
 

@@ -123,9 +123,7 @@ def _converse(connection: socket.socket, job: dict, runtime: dict, on_event: Cal
                 if kind == "done":
                     return event["result"]
                 if kind == "error":
-                    raise (
-                        UserError(event["message"]) if event.get("trace") is None else JobFailed(event["message"], event["trace"])
-                    )
+                    raise (UserError(event["message"]) if event.get("trace") is None else JobFailed(event["message"], event["trace"]))
                 on_event(event)
     except (OSError, ValueError) as error:
         raise DispatcherLost() from error

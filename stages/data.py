@@ -49,7 +49,9 @@ def _synthetic(params: dict[str, Any]):
     elif kind == "rated":
         pairs = reviews.preferences(seed, rows, 0.1)
         made = [
-            {"id": f"{r['id']}-{a}", "prompt": r["prompt"], "response": r[a], "label": a == "chosen"} for r in pairs for a in ("chosen", "rejected")
+            {"id": f"{r['id']}-{a}", "prompt": r["prompt"], "response": r[a], "label": a == "chosen"}
+            for r in pairs
+            for a in ("chosen", "rejected")
         ]
     elif kind == "preferences":
         made = reviews.preferences(seed, rows, params["noise"]) if params["noise"] else reviews.noiseless_pairs(seed, rows)

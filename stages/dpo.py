@@ -16,7 +16,8 @@ def run(context) -> None:
         [(prompt, response) for _, _, prompt, response, _ in rated.rows],
         per_row=2,
         row_fields={
-            f"reference_{name}": [logprob[id_, name] for id_, other, _, _, _ in rated.rows if other == name] for name in ("chosen", "rejected")
+            f"reference_{name}": [logprob[id_, name] for id_, other, _, _, _ in rated.rows if other == name]
+            for name in ("chosen", "rejected")
         },
     )
     done = cluster.train(

@@ -16,9 +16,9 @@ def run(context) -> None:
     params, cluster = context.params, context.cluster
     folder, sampling, precision = context.model_folder("policy"), params["sampling"], params["precision"]
     table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
+    asked = [params.get("condition", "{prompt}").replace("{prompt}", r["prompt"]) for r in table]
     ids = cluster.apply(
-        "stages.tokens:prompts", folder=str(folder), texts=[params.get("condition", "{prompt}").replace("{prompt}", r["prompt"]) for r in table], ids=[r["id"] for r in table],
-        room=sampling["max_tokens"],
+        "stages.tokens:prompts", folder=str(folder), texts=asked, ids=[r["id"] for r in table], room=sampling["max_tokens"]
     )  # fmt: skip
     stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]
     seeds = [sample_seed(params["seed"], 0, r["id"], 0) for r in table]
@@ -77,10 +77,8 @@ def _summary(samples: list[dict], context) -> dict:
     }
     if "baseline" in context.job["inputs"]:
         other = {r["prompt_id"]: r["gold_reward"] for r in arrow.read(context.input("baseline") / "samples.arrow").to_pylist()}
-        # stored as float32: compare like with like
-        import numpy as np
-
-        wins = [float(np.float32(s["gold_reward"]) > other[s["prompt_id"]]) + 0.5 * (np.float32(s["gold_reward"]) == other[s["prompt_id"]]) for s in samples]
+        own = {r["prompt_id"]: r["gold_reward"] for r in arrow.read(context.out / "samples.arrow").to_pylist()}
+        wins = [float(own[p] > other[p]) + 0.5 * float(own[p] == other[p]) for p in sorted(own)]
         summary["win_rate"] = mean(wins)
         summary["win_rate_se"] = statistics.stdev(wins) / math.sqrt(len(wins))
     return summary

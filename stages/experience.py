@@ -42,7 +42,8 @@ def run(context) -> None:
         context.out / "experience.arrow", arrow.EXPERIENCE,
         (
             {
-                **r, "trainer_logprobs": trainer[i], "reference_logprobs": reference[i], "values": values[i] if values else None, "score": scores[i],
+                **r, "trainer_logprobs": trainer[i], "reference_logprobs": reference[i],
+                "values": values[i] if values else None, "score": scores[i],
                 "shaped_rewards": made["rewards"][i], "advantages": made["advantages"][i], "returns": made["returns"][i],
             }
             for i, r in enumerate(rollouts)

@@ -25,8 +25,7 @@ class _WithoutDocstrings(ast.NodeTransformer):
         self.generic_visit(node)
         body = node.body
         node.body = [
-            s for s in body
-            if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, str))
+            s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, str))
         ] or [ast.Pass()]
         return node
 

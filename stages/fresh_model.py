@@ -25,14 +25,19 @@ def make(folder: str, texts: list[str], architecture: dict[str, Any], seed: int)
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if architecture["vocab_size"] < len(alphabet) + 5:
-        raise UserError(f"architecture.vocab_size: {architecture['vocab_size']} is below {len(alphabet) + 5}: all bytes and 5 special tokens")
+        raise UserError(
+            f"architecture.vocab_size: {architecture['vocab_size']} is below {len(alphabet) + 5}: all bytes and 5 special tokens"
+        )
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(
         [" " + line for text in texts for line in text.split("\n")],
         trainers.BpeTrainer(
-            vocab_size=architecture["vocab_size"], special_tokens=[PAD, BOS, EOS, USER, ASSISTANT], initial_alphabet=alphabet, show_progress=False
+            vocab_size=architecture["vocab_size"],
+            special_tokens=[PAD, BOS, EOS, USER, ASSISTANT],
+            initial_alphabet=alphabet,
+            show_progress=False,
         ),
     )
     tokenizer = PreTrainedTokenizerFast(
@@ -42,7 +47,8 @@ def make(folder: str, texts: list[str], architecture: dict[str, Any], seed: int)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=architecture["hidden_size"], intermediate_size=architecture["intermediate_size"],
         num_hidden_layers=architecture["layers"], num_attention_heads=architecture["heads"], num_key_value_heads=architecture["heads"],
-        max_position_embeddings=architecture["context"], tie_word_embeddings=True, attention_dropout=0.0, initializer_range=architecture["init_std"],
+        max_position_embeddings=architecture["context"], tie_word_embeddings=True, attention_dropout=0.0,
+        initializer_range=architecture["init_std"],
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     torch.manual_seed(seed)

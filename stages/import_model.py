@@ -17,7 +17,9 @@ def run(context) -> None:
         try:
             folder = Path(snapshot_download(source, revision=revision, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
         except Exception as error:  # a hub has many ways to say no; the first line says which
-            raise UserError(f"models.{context.model}.from: '{source}' is no folder, and the hub said: {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"models.{context.model}.from: '{source}' is no folder, and the hub said: {str(error).splitlines()[0]}"
+            ) from error
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         raise UserError(f"models.{context.model}.from: '{source}' needs config.json and *.safetensors (pickled weights are not read)")
     target = context.out / "model"

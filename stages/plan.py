@@ -126,7 +126,7 @@ class Plan:
 
     def _add(self, stage, model, params, inputs=None, folder="", hints=None) -> Node:
         node = Node(stage, model, params, inputs or {}, folder, hints or {}, self.config.code_policy)
-        node.plan_id  # now, while what it builds on is known: a chain of thousands must not recurse
+        assert node.plan_id  # made now, while what it builds on is known: a chain of thousands must not recurse
         return self.nodes.setdefault(node.path, node)
 
     def data(self, name: str) -> Node:
@@ -167,7 +167,9 @@ class Plan:
             node = self._preference(model.stage, name, _without(params, "from", "data"), base, data, base, hints)
         elif model.stage == "conditional_sft":
             labels = self._add(
-                "condition", f"{name}_data", {"condition": model.condition, "levels": model.levels, "precision": model.precision},
+                "condition",
+                f"{name}_data",
+                {"condition": model.condition, "levels": model.levels, "precision": model.precision},
                 {"data": self.data(model.data), "reward": self._model(model.reward)},
             )
             inputs = {"base": self._model(model.base), "data": labels}
@@ -182,10 +184,15 @@ class Plan:
     def _preference(self, stage, name, params, base, data, reference, hints, folder="") -> Node:
         """DPO or KTO, with the reference's log-probabilities as an artifact of their own, which other losses share."""
         logprobs = self._add(
-            "reference", f"reference_{data.model}" if not folder else name, {"precision": params["precision"], "mismatched": stage == "kto"},
-            {"model": reference, "data": data}, f"{folder}/reference" if folder else "",
+            "reference",
+            f"reference_{data.model}" if not folder else name,
+            {"precision": params["precision"], "mismatched": stage == "kto"},
+            {"model": reference, "data": data},
+            f"{folder}/reference" if folder else "",
         )
-        return self._add(stage, name, params, {"base": base, "data": data, "reference": logprobs}, f"{folder}/policy" if folder else "", hints)
+        return self._add(
+            stage, name, params, {"base": base, "data": data, "reference": logprobs}, f"{folder}/policy" if folder else "", hints
+        )
 
     def _rounds(self, name, model, params, hints) -> Node:
         """Sample, score and choose, train; the next round samples from what this one left."""
@@ -203,14 +210,19 @@ class Plan:
             )  # fmt: skip
             pairs = model.stage == "iterative_dpo"
             chosen = self._add(
-                "selection", name, {"keep": "pairs" if pairs else "best", "precision": model.precision},
-                {"rollouts": rollouts, "reward": reward}, f"{folder}/selection",
+                "selection",
+                name,
+                {"keep": "pairs" if pairs else "best", "precision": model.precision},
+                {"rollouts": rollouts, "reward": reward},
+                f"{folder}/selection",
             )
             training = {key: shared[key] for key in ("seed", "precision", "epochs", "optimizer")}
             if pairs:
                 training |= {"loss": "sigmoid", "beta": model.beta, "label_smoothing": model.label_smoothing,
                              "robust": False, "average_logprobs": False}  # fmt: skip
-                policy = self._preference("dpo", name, training, policy, chosen, start if model.reference == "fixed" else policy, hints, folder)
+                policy = self._preference(
+                    "dpo", name, training, policy, chosen, start if model.reference == "fixed" else policy, hints, folder
+                )
             else:
                 policy = self._add("sft", name, training, {"base": policy, "data": chosen}, f"{folder}/policy", hints)
         return policy
@@ -228,19 +240,26 @@ class Plan:
             step = {**params, "iteration": k}
             folder = f"{name}-{identity}/{k:04d}"
             rollouts = self._add(
-                "rollouts", name,
+                "rollouts",
+                name,
                 {key: step[key] for key in ("seed", "sampling", "iteration", "prompts_per_iteration", "samples_per_prompt", "precision")},
-                {"policy": actor, "prompts": prompts}, f"{folder}/rollouts",
+                {"policy": actor, "prompts": prompts},
+                f"{folder}/rollouts",
             )
             experience = self._add(
-                "experience", name, _without(step, "actor", "critic", "epochs", "horizon"),
+                "experience",
+                name,
+                _without(step, "actor", "critic", "epochs", "horizon"),
                 {"rollouts": rollouts, "actor": actor, "reference": reference, "reward": reward} | critic,
                 f"{folder}/experience",
             )
             update = self._add(
-                "update", name, _without(step, "prompts_per_iteration", "samples_per_prompt"),
+                "update",
+                name,
+                _without(step, "prompts_per_iteration", "samples_per_prompt"),
                 {"experience": experience, "actor": actor} | critic | before,
-                f"{folder}/update", hints,
+                f"{folder}/update",
+                hints,
             )
             actor, before = update, {"previous": update}
             critic = {"critic": update} if critic else {}
@@ -294,7 +313,7 @@ class Target:
 def targets(plan: Plan) -> dict[str, Target]:
     """One target for every model, and `compare` for all policies together."""
     wanted = {name: [name] for name in plan.config.models}
-    wanted["compare"] = [name for name in plan.evaluations]
+    wanted["compare"] = list(plan.evaluations)
     found = {}
     for target, models in wanted.items():
         evaluations = [plan.evaluations[m] for m in models if m in plan.evaluations]
@@ -309,9 +328,7 @@ def targets(plan: Plan) -> dict[str, Target]:
             "baseline": plan.config.evaluation.baseline,
             "experiment": plan.config.experiment,
             "iterations": {
-                m: sorted(p for p in nodes if p.startswith(f"{node.path.rsplit('/', 2)[0]}/"))
-                for m, node in made.items()
-                if node.folder
+                m: sorted(p for p in nodes if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.folder
             },
             "code": fingerprint.fingerprint("stages.report"),
         }
@@ -322,9 +339,7 @@ def targets(plan: Plan) -> dict[str, Target]:
 
 def runtime(config: Config) -> str:
     """What a run needs to know that does not change its result, as JSON: code identity, hardware, cluster."""
-    return canonical(
-        {"code_id": fingerprint.code_id(), "hardware": config.hardware.model_dump(), "cluster": config.cluster.model_dump()}
-    )
+    return canonical({"code_id": fingerprint.code_id(), "hardware": config.hardware.model_dump(), "cluster": config.cluster.model_dump()})
 
 
 def write_jobs(plan: Plan, others: dict[str, str]) -> str:

@@ -33,7 +33,11 @@ def run(job: dict[str, Any]) -> None:
 
 def _row(name: str, path: Path) -> dict[str, Any]:
     found = json.loads((path / "summary.json").read_text())
-    return {"model": name} | {column: found[column] for column in COLUMNS[1:]} | {"gold_terms": found["gold_terms"], "prompts": found["prompts"]}
+    return (
+        {"model": name}
+        | {column: found[column] for column in COLUMNS[1:]}
+        | {"gold_terms": found["gold_terms"], "prompts": found["prompts"]}
+    )
 
 
 def _link(job: dict[str, Any]) -> None:
@@ -49,7 +53,9 @@ def _link(job: dict[str, Any]) -> None:
 def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table with its columns aligned, for eyes in a terminal too."""
     widths = [max(len(str(line[i])) for line in [header, *rows]) for i in range(len(header))]
-    line = lambda cells: "| " + " | ".join(str(c).ljust(w) if i == 0 else str(c).rjust(w) for i, (c, w) in enumerate(zip(cells, widths))) + " |"
+    line = lambda cells: (
+        "| " + " | ".join(str(c).ljust(w) if i == 0 else str(c).rjust(w) for i, (c, w) in enumerate(zip(cells, widths))) + " |"
+    )
     return "\n".join([line(header), "|" + "|".join("-" * (w + 2) for w in widths) + "|", *map(line, rows)])
 
 
@@ -69,14 +75,15 @@ def _summary(rows: list[dict], baseline: str, models: dict[str, str], evaluation
     ]  # fmt: skip
     parts = [
         table(["model", "gold reward", f"win rate against {baseline}", "length", "reward model", "KL"], main),
-        f"\n{rows[0]['prompts'] if rows else 0} evaluation prompts; ties count half; ± is one standard error; KL to {baseline} in nats a response.",
+        f"\n{rows[0]['prompts'] if rows else 0} evaluation prompts; ties count half; ± is one standard error; "
+        f"KL to {baseline} in nats a response.",
         "\n## Terms of the gold reward\n",
     ]
     terms = list(rows[0]["gold_terms"]) if rows else []
     parts.append(table(["model", *terms], [[r["model"], *(_number(r["gold_terms"][t]) for t in terms)] for r in rows]))
     judges = {n: manifest.read(Path(p)) for n, p in models.items()}
-    judged = [[n, f"{100 * m['facts']['accuracy']:.1f} %", m["facts"]["count"] // 2, _number(m["facts"]["mean"]), _number(m["facts"]["std"])]
-              for n, m in judges.items() if m["stage"] == "reward_model"]  # fmt: skip
+    facts = {n: m["facts"] for n, m in judges.items() if m["stage"] == "reward_model"}
+    judged = [[n, f"{100 * f['accuracy']:.1f} %", f["count"] // 2, _number(f["mean"]), _number(f["std"])] for n, f in facts.items()]
     if judged:
         parts += ["\n## Reward models\n", table(["model", "right on held-out pairs", "pairs", "mean score", "std"], judged)]
     parts += ["\n## Answers\n", *_answers(evaluations)]

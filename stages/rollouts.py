@@ -80,4 +80,4 @@ def sample_seed(seed: int, iteration: int, prompt_id: str, sample: int) -> int:
 
 def _lines(path) -> list[str]:
     """Whole lines of a file that a killed run may have left with half a line at its end."""
-    return [line for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return path.read_text().split("\n")[:-1] if path.exists() else []

@@ -32,7 +32,9 @@ def run(context) -> None:
         used = {i: name for b, w in pairs.values() for i, name in ((b, "chosen"), (w, "rejected"))}
         schema = arrow.PAIRS
     if not rows:
-        raise UserError(f"{context.model}: no prompt has {'a finished response' if keep == 'best' else 'two finished responses that differ'}")
+        raise UserError(
+            f"{context.model}: no prompt has {'a finished response' if keep == 'best' else 'two finished responses that differ'}"
+        )
     context.facts |= {
         "rows": len(rollouts), "kept": len(rows), "truncated": len(rollouts) - len(ended),
         "mean_score": sum(scores) / len(scores), "mean_kept_score": sum(scores[i] for i, n in used.items() if n != "rejected") / len(rows),

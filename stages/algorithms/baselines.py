@@ -12,9 +12,7 @@ from stages.algorithms.masked import check_mask, fill_masked
 BaselineKind = Literal["mean", "rloo", "grpo", "grpo_population", "dr_grpo"]
 
 
-def group_advantages(
-    rewards_GN: Tensor, *, kind: BaselineKind, valid_GN: Tensor | None = None, eps: float = 1e-8
-) -> Tensor:
+def group_advantages(rewards_GN: Tensor, *, kind: BaselineKind, valid_GN: Tensor | None = None, eps: float = 1e-8) -> Tensor:
     """Rewards less a baseline from their own group; zeros for a group without signal.
 
     rewards_GN: one scalar reward a sample. valid_GN: bool, False for a sample without response tokens, which neither

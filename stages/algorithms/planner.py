@@ -43,9 +43,7 @@ def micro_batch_count(bins: int, *, minimum: int, ranks: int) -> int:
     return -(-max(bins, minimum) // ranks) * ranks
 
 
-def plan_steps(
-    lengths: Sequence[int], order: Sequence[int], *, rows_per_step: int, ranks: int, tokens_per_micro_batch: int
-) -> list[Step]:
+def plan_steps(lengths: Sequence[int], order: Sequence[int], *, rows_per_step: int, ranks: int, tokens_per_micro_batch: int) -> list[Step]:
     """Steps over the rows in the given order, each exactly once.
 
     lengths: tokens of each row, by row index.

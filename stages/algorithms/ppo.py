@@ -92,9 +92,7 @@ def sequence_ratio(logprobs_BL: Tensor, old_logprobs_BL: Tensor, mask_BL: Tensor
     return _ratio(log_ratio_BL.sum(dim=1) / mask_BL.sum(dim=1).clamp(min=1))
 
 
-def value_loss(
-    values_BL: Tensor, old_values_BL: Tensor, returns_BL: Tensor, mask_BL: Tensor, *, clip: float | None
-) -> Loss:
+def value_loss(values_BL: Tensor, old_values_BL: Tensor, returns_BL: Tensor, mask_BL: Tensor, *, clip: float | None) -> Loss:
     """max((v - R)^2, (v_clipped - R)^2) / 2 over response tokens; v_clipped is v, at most clip from old_values.
 
     old_values_BL, returns_BL: constants, in units of reward like values_BL and clip; no clip when None.

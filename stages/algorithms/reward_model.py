@@ -10,9 +10,7 @@ from stages.algorithms.loss import Loss, metric
 from stages.algorithms.masked import Moments, check_shapes, fill_masked, masked_sum, row_weights
 
 
-def pairwise_loss(
-    chosen_B: Tensor, rejected_B: Tensor, *, margin_B: Tensor | None = None, weight_B: Tensor | None = None
-) -> Loss:
+def pairwise_loss(chosen_B: Tensor, rejected_B: Tensor, *, margin_B: Tensor | None = None, weight_B: Tensor | None = None) -> Loss:
     """-log sigmoid(chosen - rejected - margin) of each pair, finite for any difference.
 
     chosen_B, rejected_B: scores. margin_B: by how much chosen should win, 0 when None. weight_B: float, 1 when None; a

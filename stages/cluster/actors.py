@@ -141,9 +141,7 @@ def require_resources(wanted: dict[str, float], *, who: str, wait_s: float = 60.
             return
         if time.monotonic() > limit:
             free = {kind: free.get(kind, 0) for kind in wanted}
-            raise UserError(
-                f"hardware: {who} wants {_say(wanted)}, free are {_say(free)}; see `rlhf cluster status`, ask for less"
-            )
+            raise UserError(f"hardware: {who} wants {_say(wanted)}, free are {_say(free)}; see `rlhf cluster status`, ask for less")
         time.sleep(0.2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from stages.cluster.actors import Resident
@@ -29,7 +30,7 @@ class Engine(Resident):
         import json
 
         began = time.perf_counter()
-        config = json.loads(open(os.path.join(folder, "config.json")).read())
+        config = json.loads(Path(folder, "config.json").read_text())
         shape = (precision, json.dumps({k: v for k, v in config.items() if not k.startswith("_")}, sort_keys=True))
         if self.llm is not None and self._made_for == shape and self.holds.get("policy") == state_id:
             return {"seconds": time.perf_counter() - began, "how": "held"}

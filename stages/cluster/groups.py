@@ -258,7 +258,9 @@ class Groups:
             return  # the first job that needs the group makes it
 
 
-def source(context, name: str, kind: str, *, role: str = "actor", precision: str = "float32", seed: int = 0, optimizer: str | None = None) -> Source:
+def source(
+    context, name: str, kind: str, *, role: str = "actor", precision: str = "float32", seed: int = 0, optimizer: str | None = None
+) -> Source:
     """The weights of an input artifact."""
     return Source(context.state_id(name, role), str(context.model_folder(name, role)), kind, precision, seed, optimizer)
 

@@ -175,9 +175,7 @@ def connect(address: str) -> None:
     Raises UserError within 2 s when nobody listens there, and when the cluster refuses us.
     """
     if not listens(address):
-        raise UserError(
-            f"cluster.address {address}: nobody listens; start it with `rlhf cluster up` or set cluster.address: local"
-        )
+        raise UserError(f"cluster.address {address}: nobody listens; start it with `rlhf cluster up` or set cluster.address: local")
     record = read_record(paths.state_dir())
     if record and record["address"] == address:
         os.environ.update(environment())

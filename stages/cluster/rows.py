@@ -65,7 +65,7 @@ class Rows:
         tokens = np.fromiter((t for p, r in sequences for t in (*p, *r)), dtype=np.int32, count=int(lengths.sum()))
         chosen = np.zeros(len(tokens), dtype=bool)
         end = 0
-        for (prompt, response), length in zip(sequences, lengths):
+        for (prompt, _), length in zip(sequences, lengths):
             start, end = end, end + int(length)
             chosen[end - 1 if last_only else start + len(prompt) : end] = True
         flat = {n: np.fromiter((x for row in v for x in row), dtype=np.float32) for n, v in token_fields.items()}

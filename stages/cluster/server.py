@@ -130,9 +130,7 @@ class Server:
             if not refused:
                 self.jobs[me] = str(request["job"].get("model") or request["job"].get("stage") or "job")
         if refused:
-            message = (
-                f"code changed: this dispatcher runs {self.code_id[:12]}, the job wants {str(theirs)[:12]}; run the command again"
-            )
+            message = f"code changed: this dispatcher runs {self.code_id[:12]}, the job wants {str(theirs)[:12]}; run the command again"
             _send(connection, {"event": "error", "message": message, "trace": None})
             return
         cancelled, lock = threading.Event(), threading.Lock()

@@ -253,7 +253,9 @@ class TrainerRank(Resident):
                 filler = not members
                 members = members or [shortest]
                 ids, positions, select, targets = collator.inputs(members)
-                outputs_N, entropy_N = held(ids, positions, select, targets, objective.temperature, "entropy" if objective.entropy else None)
+                outputs_N, entropy_N = held(
+                    ids, positions, select, targets, objective.temperature, "entropy" if objective.entropy else None
+                )
                 loss = objective.loss(
                     collator.padded(outputs_N, members),
                     None if entropy_N is None else collator.padded(entropy_N, members),
@@ -302,7 +304,9 @@ class TrainerRank(Resident):
         import torch
 
         names, peaks = sorted(seen), sorted(maxima)
-        flat = torch.tensor([float(x) for n in names for x in seen[n]] + [float(self._cancel.is_set())], dtype=torch.float64, device=self.device)
+        flat = torch.tensor(
+            [float(x) for n in names for x in seen[n]] + [float(self._cancel.is_set())], dtype=torch.float64, device=self.device
+        )
         torch.distributed.all_reduce(flat)
         top = torch.tensor([maxima[n] for n in peaks] or [0.0], dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)

@@ -203,9 +203,7 @@ def write_review(rng: Random, topic: str, aspects: tuple[str, ...], writer: Writ
 
     named = f"{rng.choice(DETERMINERS)} {topic}"
     clauses = [(levels[0], _product_clause(rng, named, levels[0]))]
-    clauses += [
-        (level, _aspect_clause(rng, aspect, level, writer.vague)) for level, aspect in zip(levels[1:], spoken, strict=False)
-    ]
+    clauses += [(level, _aspect_clause(rng, aspect, level, writer.vague)) for level, aspect in zip(levels[1:], spoken, strict=False)]
     if len(spoken) < 2 or rng.random() < 0.5:
         last = levels[-1]
         clauses.append((last, _phrase(rng, "it", last)))
@@ -368,6 +366,5 @@ def eval_prompts(seed: int, count: int) -> list[dict]:
 def _prompts(seed: int, count: int, split: str, prefix: str) -> list[dict]:
     rng = Random(f"{split}/{seed}")
     return [
-        {"id": f"{prefix}-{seed}-{row:06d}", "prompt": instruction.text}
-        for row, instruction in enumerate(_instructions(rng, split, count))
+        {"id": f"{prefix}-{seed}-{row:06d}", "prompt": instruction.text} for row, instruction in enumerate(_instructions(rng, split, count))
     ]

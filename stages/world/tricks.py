@@ -119,9 +119,7 @@ def table(count: int = 500) -> list[tuple[str, float]]:
     rng = Random("tricks")
     asked_for = [draw_instruction(rng) for _ in range(count)]
     written = [(one, write_review(rng, one.topic, one.aspects, PERFECT)) for one in asked_for]
-    rows.append(
-        ("(PERFECT writer)", mean(gold_reward(one.text, review, finished=True).total for one, review in written))
-    )
+    rows.append(("(PERFECT writer)", mean(gold_reward(one.text, review, finished=True).total for one, review in written)))
     rows.append(("(perfect answer)", score(perfect_answer, prompts)))
     return rows
 

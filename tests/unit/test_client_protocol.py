@@ -80,8 +80,7 @@ def test_a_job_returns_its_result_and_its_events_in_order(server, tmp_path):
 def test_many_jobs_run_at_once(server):
     results = []
     threads = [
-        threading.Thread(target=lambda n=n: results.append(client.submit({"stage": "echo", "say": n}, RUNTIME)["said"]))
-        for n in range(20)
+        threading.Thread(target=lambda n=n: results.append(client.submit({"stage": "echo", "say": n}, RUNTIME)["said"])) for n in range(20)
     ]
     for thread in threads:
         thread.start()
@@ -215,9 +214,7 @@ def test_the_client_imports_little_and_in_less_than_60_ms():
     program = "import time; t = time.perf_counter(); import stages.client; print(time.perf_counter() - t)\nimport sys; print(*sys.modules)"
     seconds, modules = [], ""
     for _ in range(5):
-        out = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-        )
+        out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         first, modules = out.stdout.splitlines()
         seconds.append(float(first))
     assert min(seconds) < 0.060
@@ -228,9 +225,7 @@ def test_a_log_gets_the_first_and_the_last_line_and_few_between():
     out = io.StringIO()
     progress = Progress(out)
     for done in range(101):
-        progress.update(
-            {"phase": "sft", "done": done, "total": 100, "unit": "step", "tokens_per_s": 5812.3, "metrics": {"loss": 0.25}}
-        )
+        progress.update({"phase": "sft", "done": done, "total": 100, "unit": "step", "tokens_per_s": 5812.3, "metrics": {"loss": 0.25}})
     lines = out.getvalue().splitlines()
     assert lines[0] == "rlhf: sft 0/100 step, 5,812 tokens/s, loss 0.25"
     assert lines[-1] == "rlhf: sft 100/100 step, 5,812 tokens/s, loss 0.25"

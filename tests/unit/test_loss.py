@@ -19,11 +19,7 @@ def test_token_mean_over_ranks_and_micro_batches_is_not_a_mean_of_means():
     ranks = [[tokens(2), tokens(1, 1, 4)], [tokens(3, 5), tokens(0, 2, 2, 4)]]
     step = sum((part for rank in ranks for part in rank[1:]), ranks[0][0]) + ranks[1][0]
     assert step.mean().item() == pytest.approx(2.4)
-    scaled = [
-        deepspeed_scale(part.sum.item(), global_count=step.count.item(), ranks=2, accumulation=2)
-        for rank in ranks
-        for part in rank
-    ]
+    scaled = [deepspeed_scale(part.sum.item(), global_count=step.count.item(), ranks=2, accumulation=2) for rank in ranks for part in rank]
     assert scaled == pytest.approx([0.8, 2.4, 3.2, 3.2])
     assert sum(scaled) / 4 == pytest.approx(2.4)
 

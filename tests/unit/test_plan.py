@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages import config, config_docs, fingerprint, plan
+from stages import config_check, config_docs, fingerprint, plan
 from stages.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ def planned(*assignments: str) -> plan.Plan:
     raw = copy.deepcopy(DEFAULT)
     if assignments:
         raw["set"] = ",".join(assignments)
-    return plan.Plan(config.load(raw), ROOT)
+    return plan.Plan(config_check.load(raw), ROOT)
 
 
 def test_the_default_configuration_plans_every_method_of_the_paper():
@@ -43,12 +43,16 @@ def test_text_of_a_number_is_the_number():
 
 def test_more_iterations_extend_the_same_folder():
     before, after = planned(), planned("ppo.iterations=10")
-    assert set(n for n in before.nodes if "/ppo-" in n and "evaluation" not in n) < set(after.nodes)
+    assert {n for n in before.nodes if "/ppo-" in n and "evaluation" not in n} < set(after.nodes)
     new = [n for n in after.nodes if n not in before.nodes and "evaluation" not in n]
-    assert sorted(n.split("/", 3)[3] for n in new) == sorted(f"{k}/{s}" for k in ("0009", "0010") for s in ("rollouts", "experience", "update"))
+    assert sorted(n.split("/", 3)[3] for n in new) == sorted(
+        f"{k}/{s}" for k in ("0009", "0010") for s in ("rollouts", "experience", "update")
+    )
 
 
-@pytest.mark.parametrize("assignment", ["hardware.ranks=1", "hardware.zero_stage=3", "hardware.micro_batch_tokens=64", "sft.save_every=7", "cluster.port=5"])
+@pytest.mark.parametrize(
+    "assignment", ["hardware.ranks=1", "hardware.zero_stage=3", "hardware.micro_batch_tokens=64", "sft.save_every=7", "cluster.port=5"]
+)
 def test_hardware_cluster_and_save_every_are_in_no_identity(assignment):
     assert set(planned().nodes) == set(planned(assignment).nodes)
 

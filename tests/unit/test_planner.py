@@ -57,9 +57,7 @@ def test_an_order_of_several_epochs_fills_windows_across_them():
     assert [step.rows for step in steps] == [[0, 1], [2, 0], [1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "options"), [([9], {}), ([1], {"rows_per_step": 0}), ([1], {"ranks": 0}), ([-1], {})]
-)
+@pytest.mark.parametrize(("lengths", "options"), [([9], {}), ([1], {"rows_per_step": 0}), ([1], {"ranks": 0}), ([-1], {})])
 def test_impossible_plans_are_errors(lengths, options):
     with pytest.raises(ValueError):
         plan_steps(lengths, [0], **{"rows_per_step": 1, "ranks": 1, "tokens_per_micro_batch": 8, **options})
@@ -67,9 +65,7 @@ def test_impossible_plans_are_errors(lengths, options):
 
 @settings(deadline=None, max_examples=150)
 @plans
-def test_a_plan_covers_each_row_once_with_equal_micro_batch_counts_within_the_budget(
-    lengths, rows_per_step, ranks, tokens
-):
+def test_a_plan_covers_each_row_once_with_equal_micro_batch_counts_within_the_budget(lengths, rows_per_step, ranks, tokens):
     order = epoch_order(len(lengths), seed=1, epoch=0)
     steps = plan_steps(lengths, order, rows_per_step=rows_per_step, ranks=ranks, tokens_per_micro_batch=tokens)
     assert [row for step in steps for row in step.rows] == order

@@ -75,9 +75,7 @@ def test_importance_weights_multiply_the_token_losses():
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_huge_log_ratio_leaves_loss_and_gradient_finite(advantage):
     logprobs = torch.tensor([[200.0]], requires_grad=True)
-    got = policy_loss(
-        logprobs, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.tensor([[True]]), clip_low=0.2, clip_high=0.2
-    )
+    got = policy_loss(logprobs, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.tensor([[True]]), clip_low=0.2, clip_high=0.2)
     got.mean().backward()
     assert got.sum.isfinite() and logprobs.grad.isfinite().all()
 
@@ -169,8 +167,6 @@ def test_one_by_eight_and_any_other_split_give_one_loss_and_gradient(seed, parts
         total = sum(losses[1:], losses[0])
         total.mean().backward()
         gradients.append(logprobs.grad)
-        means.append(
-            {**divide_metrics(total.metrics), "loss": total.mean().item(), "max": total.maxima["ratio_max"].item()}
-        )
+        means.append({**divide_metrics(total.metrics), "loss": total.mean().item(), "max": total.maxima["ratio_max"].item()})
     assert torch.allclose(*gradients, atol=1e-12)
     assert means[0] == pytest.approx(means[1], abs=1e-9)

@@ -105,10 +105,7 @@ def test_micro_batches_and_fillers_change_neither_loss_nor_gradient(seed, size, 
     gradients, means = [], []
     for batch in (7, size):
         policy = rows[0].clone().requires_grad_()
-        parts = [
-            preference_loss(*part, kind=kind, beta=0.1)
-            for part in zip(*(x.split(batch) for x in (policy, *rows[1:])), strict=True)
-        ]
+        parts = [preference_loss(*part, kind=kind, beta=0.1) for part in zip(*(x.split(batch) for x in (policy, *rows[1:])), strict=True)]
         filler = torch.full((1,), NAN)
         parts.append(preference_loss(*[filler] * 4, kind=kind, beta=0.1, weight_B=torch.zeros(1)))
         total = sum(parts[1:], parts[0])

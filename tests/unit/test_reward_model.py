@@ -43,16 +43,12 @@ def test_a_tie_is_half_right():
 
 def test_the_margin_moves_the_loss_and_not_the_accuracy():
     got = pairwise_loss(f64(1), f64(0), margin_B=f64(5))
-    assert divide_metrics(got.metrics) == pytest.approx(
-        {"accuracy": 1.0, "chosen_score": 1.0, "rejected_score": 0.0, "score_margin": 1.0}
-    )
+    assert divide_metrics(got.metrics) == pytest.approx({"accuracy": 1.0, "chosen_score": 1.0, "rejected_score": 0.0, "score_margin": 1.0})
 
 
 def test_a_zero_weight_row_of_nan_reaches_neither_loss_nor_gradient():
     chosen = torch.tensor([1.2, NAN], requires_grad=True)
-    got = pairwise_loss(
-        chosen, torch.tensor([0.7, NAN]), margin_B=torch.tensor([0.0, NAN]), weight_B=torch.tensor([1.0, 0.0])
-    )
+    got = pairwise_loss(chosen, torch.tensor([0.7, NAN]), margin_B=torch.tensor([0.0, NAN]), weight_B=torch.tensor([1.0, 0.0]))
     got.mean().backward()
     assert got.mean().item() == pytest.approx(0.474077, abs=1e-6) and got.count == 1
     assert chosen.grad.isfinite().all() and chosen.grad[1] == 0

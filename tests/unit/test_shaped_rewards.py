@@ -56,9 +56,7 @@ def test_a_nan_score_of_a_valid_row_is_an_error_that_names_the_row():
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_the_penalty_lowers_the_reward_of_leaving_the_reference(kind):
-    rewards, _ = shaped_rewards(
-        f64(0.0), f64([-0.1]), f64([-2.0]), mask([1]), kl_coef=1e6, kl_kind=kind, clip=None, kl_clamp=10.0
-    )
+    rewards, _ = shaped_rewards(f64(0.0), f64([-0.1]), f64([-2.0]), mask([1]), kl_coef=1e6, kl_kind=kind, clip=None, kl_clamp=10.0)
     assert rewards.item() < -1e5
 
 

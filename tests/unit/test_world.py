@@ -98,10 +98,10 @@ def test_join_is_the_inverse_of_tokens():
 
 
 def test_adjectives_parse_only_where_they_fit():
-    assert parse_clause(tuple(["the", "zip", "is", "very", "sturdy"])).specific
-    assert parse_clause(tuple(["it", "has", "a", "fair", "price"])).aspect == "price"
-    assert parse_clause(tuple(["the", "price", "is", "sturdy"])) is None
-    assert parse_clause(tuple(["the", "zip", "great"])) is None
+    assert parse_clause(("the", "zip", "is", "very", "sturdy")).specific
+    assert parse_clause(("it", "has", "a", "fair", "price")).aspect == "price"
+    assert parse_clause(("the", "price", "is", "sturdy")) is None
+    assert parse_clause(("the", "zip", "great")) is None
     assert parse_clause(()) is None
 
 

@@ -111,9 +111,7 @@ def python(clone, program, *arguments, env=None, timeout=90):
 
 
 def run(clone, stage, runtime=RUNTIME, **job):
-    program = (
-        "import sys, json; from stages import client; sys.exit(client.run(json.loads(sys.argv[1]), json.loads(sys.argv[2])))"
-    )
+    program = "import sys, json; from stages import client; sys.exit(client.run(json.loads(sys.argv[1]), json.loads(sys.argv[2])))"
     return python(clone, program, json.dumps({"stage": stage, **job}), json.dumps(runtime))
 
 
@@ -209,9 +207,7 @@ def test_without_the_token_nobody_gets_in(clone):
 def test_a_resident_answers_while_it_is_busy_and_status_lists_it(clone):
     assert run(clone, "engine", seconds=6).returncode == 0
     began = time.perf_counter()
-    shown = python(
-        clone, "from stages.cluster.status import print_status; import sys; sys.exit(print_status())", env={"COLUMNS": "160"}
-    )
+    shown = python(clone, "from stages.cluster.status import print_status; import sys; sys.exit(print_status())", env={"COLUMNS": "160"})
     assert time.perf_counter() - began < 4
     assert shown.returncode == 0
     for word in ("dispatcher", "engine", "policy: store/sft:actor:abc", "generate"):
@@ -245,9 +241,7 @@ def test_a_job_may_use_ray_after_the_client_that_started_all_is_gone(clone):
 def test_a_placement_larger_than_the_cluster_is_refused_at_once(clone):
     out = run(clone, "large")
     assert out.returncode == 1
-    assert (
-        out.stderr == "rlhf: error: hardware: large-0123456789ab wants 64 CPU on one node, the largest has 2 CPU; ask for less\n"
-    )
+    assert out.stderr == "rlhf: error: hardware: large-0123456789ab wants 64 CPU on one node, the largest has 2 CPU; ask for less\n"
 
 
 def test_a_dispatcher_that_dies_is_started_again_and_the_job_resubmitted(clone):
@@ -289,10 +283,7 @@ def test_down_leaves_no_process_and_no_file(clone):
     found, processes = record(clone), family(clone)
     assert len(processes) > 8
     began = time.perf_counter()
-    assert (
-        python(clone, "from stages.cluster import head; print(head.down(), head.find(), head.down())").stdout
-        == "True None False\n"
-    )
+    assert python(clone, "from stages.cluster import head; print(head.down(), head.find(), head.down())").stdout == "True None False\n"
     assert time.perf_counter() - began < 5
     assert alive(processes) == []
     assert not os.path.exists(found["temp_dir"])
@@ -322,12 +313,7 @@ def test_up_again_after_the_supervisor_was_killed_ends_what_it_left(clone):
     assert python(clone, "from stages.cluster import head; head.up(cpus=1, object_store_mb=80)").returncode == 0
     old, processes = record(clone), family(clone)
     os.kill(old["supervisor"][0], signal.SIGKILL)
-    assert (
-        python(
-            clone, "from stages.cluster import head; assert head.find() is None; head.up(cpus=1, idle_minutes=0.02)"
-        ).returncode
-        == 0
-    )
+    assert python(clone, "from stages.cluster import head; assert head.find() is None; head.up(cpus=1, idle_minutes=0.02)").returncode == 0
     assert alive(processes) == []
     assert not os.path.exists(old["temp_dir"])
     assert record(clone)["supervisor"] != old["supervisor"]

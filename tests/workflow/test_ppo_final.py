@@ -151,7 +151,9 @@ def test_a_deleted_iteration_is_computed_again_in_the_same_bytes_when_the_store_
 def test_one_more_iteration_runs_exactly_one_more(project, undisturbed):
     done = project.run("ppo_final", "--config", "set=ppo.iterations=3")
     new = set(project.manifests()) - set(undisturbed)
-    assert {name.split("/", 1)[1] for name in new if name.startswith("ppo-")} == {f"0003/{s}/manifest.json" for s in ("rollouts", "experience", "update")}
+    assert {name.split("/", 1)[1] for name in new if name.startswith("ppo-")} == {
+        f"0003/{s}/manifest.json" for s in ("rollouts", "experience", "update")
+    }
     assert not [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Job") and "0002" in line]
 
 

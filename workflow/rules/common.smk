@@ -8,15 +8,14 @@ ROOT = Path(workflow.basedir).parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-from stages import config as configuration
-from stages import fingerprint, plan
+from stages import config_check, plan
 from stages.errors import UserError
 
 
 def planned():
     """The plan of the merged configuration; a fault in it ends Snakemake with a line for each."""
     try:
-        return plan.Plan(configuration.load(config), Path.cwd())
+        return plan.Plan(config_check.load(config), Path.cwd())
     except UserError as error:
         for line in str(error).splitlines():
             print(f"rlhf: error: {line}", file=sys.stderr, flush=True)

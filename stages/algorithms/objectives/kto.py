@@ -30,4 +30,9 @@ class KTO(Objective):
         fields = batch.row_fields
         loss = kto_loss(outputs_SL.sum(dim=1), fields["reference"], fields["label"] > 0.5, self.z, weight_B=batch.weight_B, **self.options)
         z = self.z.double().cpu()
-        return Loss(loss.sum, loss.count, {**loss.metrics, "kl_reference_point": (z * batch.weight_B.double().sum().cpu(), batch.weight_B.double().sum().cpu())}, loss.maxima)
+        return Loss(
+            loss.sum,
+            loss.count,
+            {**loss.metrics, "kl_reference_point": (z * batch.weight_B.double().sum().cpu(), batch.weight_B.double().sum().cpu())},
+            loss.maxima,
+        )

@@ -1,0 +1,156 @@
+"""A merged configuration checked whole: values, keys and references, one line for each fault, with the nearest right name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from stages.config import POLICIES, STAGES, Config, Data
+from stages.errors import UserError
+
+
+def nearest(word: str, words) -> str:
+    """`; did you mean X?` for the nearest of words, or an empty string."""
+    match = difflib.get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.5)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def _section_at(location: tuple) -> type[BaseModel] | None:
+    """The section class that a pydantic error location (without its last part) points into."""
+    section: Any = Config
+    parts = list(location)
+    while parts:
+        part = parts.pop(0)
+        if section is Config and part == "data":
+            parts, section = parts[1:], Data
+        elif section is Config and part == "models":
+            parts = parts[1:]
+            section = STAGES.get(parts.pop(0)) if parts else None
+        elif isinstance(section, type) and issubclass(section, BaseModel):
+            field = next((f for n, f in section.model_fields.items() if part in (n, f.alias)), None)
+            section = field.annotation if field else None
+        else:
+            return None
+    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
+
+
+def _say(error: dict) -> str:
+    location = list(error["loc"])
+    shown = [str(p) for i, p in enumerate(location) if not (i == 2 and location[0] == "models" and p in STAGES)]
+    path = ".".join(shown) or "configuration"
+    kind, got = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        section = _section_at(tuple(location[:-1]))
+        names = [f.alias or n for n, f in section.model_fields.items()] if section else []
+        return f"{path}: unknown key{nearest(location[-1], names)}"
+    if kind == "missing":
+        return f"{path}: missing; add it (config/README.md explains each key)"
+    if kind == "union_tag_invalid":
+        tag = error["ctx"]["tag"]
+        return f"{path}.stage: unknown stage '{tag}'{nearest(tag, STAGES)} (known: {', '.join(STAGES)})"
+    message = error["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{path}: {message}" if shown else message
+    return f"{path}: {message[0].lower()}{message[1:]}, got {got!r}"
+
+
+def load(raw: dict[str, Any]) -> Config:
+    """Validate a merged configuration (as Snakemake hands it over) and its references.
+
+    raw may hold `set`: "a.b=1,c.d=2", applied last; a leading model name may stand without `models.`.
+    Raises UserError with one line per fault, naming the key and the nearest right name.
+    """
+    raw = dict(raw)
+    for assignment in filter(None, str(raw.pop("set", "") or "").split(",")):
+        _assign(raw, assignment)
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise UserError("\n".join(f"config: {_say(e)}" for e in error.errors())) from None
+    faults = list(_broken_references(config))
+    if faults:
+        raise UserError("\n".join(f"config: {fault}" for fault in faults))
+    return config
+
+
+def _assign(raw: dict, assignment: str) -> None:
+    key, equals, value = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UserError(f"config: set: '{assignment}' is not of the form section.key=value")
+    if parts[0] in raw.get("models", {}):
+        parts = ["models", *parts]
+    place, path = raw, []
+    for part in parts[:-1]:
+        copied = dict(place.get(part) or {})
+        place[part] = copied
+        place = copied
+        path.append(part)
+    place[parts[-1]] = None if value in ("null", "none") else value
+
+
+def _broken_references(config: Config):
+    """Every name that a model or the evaluation uses must exist and be of the right kind; the graph has no cycle."""
+    policies = POLICIES
+
+    def model(path, name, stages):
+        found = config.models.get(name)
+        if found is None:
+            return f"{path}: no model '{name}'{nearest(name, config.models)}"
+        if found.stage not in stages:
+            return f"{path}: model '{name}' is a {found.stage}; wanted one of {', '.join(stages)}"
+
+    def data(path, name, *kinds):
+        found = config.data.get(name)
+        if found is None:
+            return f"{path}: no data set '{name}'{nearest(name, config.data)}"
+        if found.kind not in kinds:
+            return f"{path}: data set '{name}' holds {found.kind}; wanted {' or '.join(kinds)}"
+
+    faults = []
+    for name, m in config.models.items():
+        at = f"models.{name}"
+        if m.stage == "pretrain":
+            faults.append(data(f"{at}.data", m.data, "texts"))
+            if m.demonstrations:
+                faults.append(data(f"{at}.demonstrations", m.demonstrations, "demonstrations"))
+        elif m.stage == "sft":
+            faults += [model(f"{at}.from", m.base, policies), data(f"{at}.data", m.data, "demonstrations")]
+        elif m.stage == "reward_model":
+            faults += [
+                model(f"{at}.from", m.base, (*policies, "reward_model")),
+                data(f"{at}.data", m.data, "preferences"),
+                data(f"{at}.heldout", m.heldout, "preferences"),
+            ]
+        elif m.stage in ("dpo", "kto"):
+            kinds = ("preferences",) if m.stage == "dpo" else ("preferences", "rated")
+            faults += [model(f"{at}.from", m.base, policies), data(f"{at}.data", m.data, *kinds)]
+        elif m.stage == "conditional_sft":
+            faults += [
+                model(f"{at}.from", m.base, policies),
+                model(f"{at}.reward", m.reward, ("reward_model",)),
+                data(f"{at}.data", m.data, "demonstrations"),
+            ]
+        elif m.stage in ("ppo", "rejection_sampling", "iterative_dpo"):
+            faults += [
+                model(f"{at}.from", m.base, policies),
+                model(f"{at}.reward", m.reward, ("reward_model",)),
+                data(f"{at}.prompts", m.prompts, "prompts"),
+            ]
+    e = config.evaluation
+    faults += [
+        model("evaluation.baseline", e.baseline, policies),
+        model("evaluation.reward", e.reward, ("reward_model",)),
+        data("evaluation.prompts", e.prompts, "prompts"),
+    ]
+    yield from filter(None, faults)
+    for name in config.models:
+        seen, at = [], name
+        while at in config.models and at not in seen:
+            seen.append(at)
+            at = getattr(config.models[at], "base", None)
+        if at in seen:
+            yield f"models.{name}.from: the graph has a cycle: {' -> '.join([*seen, at])}"
+            return
