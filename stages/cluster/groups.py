@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _ATTEMPTS = 3
 _DEATH_S = 5.0
 """How long after one rank failed Ray may take to say that another has died."""
 _MAKING = threading.Lock()
+_USING: dict[str, threading.RLock] = defaultdict(threading.RLock)
+"""One job at a time on a group or on the engines: calls of two jobs in another order on each rank would never meet."""
 
 
 class GroupDied(Exception):
@@ -120,7 +123,8 @@ class Groups:
         for attempt in range(_ATTEMPTS):
             group = self._group(role)
             try:
-                return work(group.start())
+                with _USING[group.name]:
+                    return work(group.start())
             except GroupDied as error:
                 self.context.check()
                 if attempt + 1 == _ATTEMPTS:
@@ -166,7 +170,9 @@ class Groups:
         return self._group(one).name != self._group(other).name
 
     def rename(self, role: str, state_id: str) -> None:
-        self._group(role).start().ask("rename", role, state_id)
+        group = self._group(role)
+        with _USING[group.name]:
+            group.start().ask("rename", role, state_id)
 
     def score(self, role: str, source: Source, rows: Rows, **options) -> list[Any]:
         """Outputs at the chosen tokens, one float32 array per sequence, in the order of rows."""
@@ -214,31 +220,32 @@ class Groups:
         for attempt in range(_ATTEMPTS):
             engines = self._engines()
             try:
-                with context.phase("weight sync"):
-                    how = ray.get([e.load.remote(state_id, str(folder), precision) for e in engines], timeout=600)
-                context.info.setdefault("weight_sync", []).append(how)
-                with context.phase("generation"):
-                    missing = [i for i in range(len(prompts)) if i not in found]
-                    began, tokens = time.perf_counter(), 0
-                    for start in range(0, len(missing), chunk * len(engines)):
-                        context.check()
-                        part = missing[start : start + chunk * len(engines)]
-                        shares = [part[n :: len(engines)] for n in range(len(engines))]
-                        calls = [
-                            e.generate.remote(
-                                state_id, [list(prompts[i]) for i in share], [int(seeds[i]) for i in share],
-                                temperature=temperature, max_tokens=max_tokens, stop=stop,
+                with _USING["engines"]:
+                    with context.phase("weight sync"):
+                        how = ray.get([e.load.remote(state_id, str(folder), precision) for e in engines], timeout=600)
+                    context.info.setdefault("weight_sync", []).append(how)
+                    with context.phase("generation"):
+                        missing = [i for i in range(len(prompts)) if i not in found]
+                        began, tokens = time.perf_counter(), 0
+                        for start in range(0, len(missing), chunk * len(engines)):
+                            context.check()
+                            part = missing[start : start + chunk * len(engines)]
+                            shares = [part[n :: len(engines)] for n in range(len(engines))]
+                            calls = [
+                                e.generate.remote(
+                                    state_id, [list(prompts[i]) for i in share], [int(seeds[i]) for i in share],
+                                    temperature=temperature, max_tokens=max_tokens, stop=stop,
+                                )
+                                for e, share in zip(engines, shares)
+                            ]  # fmt: skip
+                            new = {i: r for share, results in zip(shares, ray.get(calls)) for i, r in zip(share, results)}
+                            found |= new
+                            tokens += sum(len(r[0]) for r in new.values())
+                            if keep:
+                                keep(new)
+                            context.progress(
+                                phase, len(found), len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began)
                             )
-                            for e, share in zip(engines, shares)
-                        ]  # fmt: skip
-                        new = {i: r for share, results in zip(shares, ray.get(calls)) for i, r in zip(share, results)}
-                        found |= new
-                        tokens += sum(len(r[0]) for r in new.values())
-                        if keep:
-                            keep(new)
-                        context.progress(
-                            phase, len(found), len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began)
-                        )
                 return [found[i] for i in range(len(prompts))]
             except ray.exceptions.RayActorError as error:
                 if attempt + 1 == _ATTEMPTS:

@@ -186,7 +186,9 @@ class TrainerRank(Resident):
         """The weights held for a role have become an artifact's."""
         from dataclasses import replace
 
-        held = self._models[role]
+        held = self._models.get(role)
+        if held is None:
+            return  # the group was made again since: nothing is warm
         held.source = replace(held.source, state_id=state_id)
         self.hold(role, state_id)
 

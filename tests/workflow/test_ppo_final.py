@@ -12,64 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = ROOT / "config" / "presets" / "tiny.yaml"
-
-
-class Project:
-    """A working folder of its own; the code is this checkout's, so that all folders share its warm processes."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        folder.mkdir()
-        subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=folder, check=True)
-        subprocess.run([sys.executable, "-m", "dvc", "config", "cache.type", "hardlink,copy"], cwd=folder, check=True)
-
-    def command(self, *arguments: str) -> list[str]:
-        return [
-            sys.executable, "-m", "snakemake", "-s", str(ROOT / "workflow" / "Snakefile"), "--directory", str(self.folder),
-            "--workflow-profile", str(ROOT / "workflow" / "profiles" / "default"), "--cores", "all", *arguments,
-            "--configfile", str(TINY),
-        ]  # fmt: skip
-
-    def run(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess:
-        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, cwd=self.folder, stdin=subprocess.DEVNULL)
-        if ok and done.returncode:
-            pytest.fail(f"snakemake {' '.join(arguments)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
-        return done
-
-    def manifests(self) -> dict[str, str]:
-        store = self.folder / "results" / "store"
-        return {str(p.relative_to(store)): p.read_text() for p in sorted(store.rglob("manifest.json"))}
-
-    def statuses(self) -> dict[str, str]:
-        store = self.folder / "results" / "store"
-        return {str(p.parent.relative_to(store)): json.loads(p.read_text())["status"] for p in sorted(store.rglob("run_info.json"))}
-
-    def written(self) -> list[Path]:
-        """What a user would find: artifacts, reports and pointers."""
-        return sorted(p for part in ("results/store", "results/report", "data") for p in (self.folder / part).rglob("*"))
-
-    def artifact(self, pattern: str) -> Path:
-        (found,) = (self.folder / "results" / "store").glob(pattern)
-        return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory):
-    """A cluster of this module's own, ended afterwards."""
-    before = os.environ.get("RLHF_STATE_DIR")
-    os.environ["RLHF_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
-    yield
-    subprocess.run([sys.executable, "-m", "stages", "cluster", "down"], cwd=ROOT, check=True)
-    os.environ.pop("RLHF_STATE_DIR") if before is None else os.environ.update(RLHF_STATE_DIR=before)
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """ppo_final from an empty folder; later tests look at what it left and go on from it."""
-    made = Project(tmp_path_factory.mktemp("first") / "project")
-    made.output = made.run("ppo_final")
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +59,11 @@ def test_dvc_tracks_the_policy_and_its_status_is_clean(project):
 
 def test_cluster_status_names_engines_and_trainer_ranks_and_what_they_hold(project):
     done = subprocess.run(
-        [sys.executable, "-m", "stages", "cluster", "status"], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}
+        [sys.executable, "-m", "stages", "cluster", "status"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=project.environment | {"COLUMNS": "200"},
     )
     assert "engine-0" in done.stdout
     assert "rank 0/2" in done.stdout and "rank 1/2" in done.stdout
@@ -157,20 +103,20 @@ def test_one_more_iteration_runs_exactly_one_more(project, undisturbed):
     assert not [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Job") and "0002" in line]
 
 
-def test_the_same_configuration_in_another_folder_gives_equal_manifests(project, undisturbed, tmp_path_factory):
-    other = Project(tmp_path_factory.mktemp("second") / "project")
+def test_the_same_configuration_in_another_folder_gives_equal_manifests(undisturbed, new_project):
+    other = new_project()
     other.run("ppo_final")
     assert other.manifests() == undisturbed
     assert set(other.statuses().values()) == {"computed"}
 
 
-def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(undisturbed, tmp_path_factory):
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(undisturbed, new_project):
     """kill -9 of Snakemake and of the rule's process in the middle of training, then the same command again."""
-    killed = Project(tmp_path_factory.mktemp("third") / "project")
+    killed = new_project()
     for _ in range(2):
         process = subprocess.Popen(
             killed.command("ppo_final"), cwd=killed.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, env=killed.environment,
         )  # fmt: skip
         done = len(killed.manifests())
         while len(killed.manifests()) < done + 4 and process.poll() is None:
