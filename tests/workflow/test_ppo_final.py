@@ -127,6 +127,21 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(undisturbed, new_projec
     assert killed.manifests() == undisturbed
 
 
+def test_two_workflows_at_once_share_the_cluster_and_do_not_break_each_other(undisturbed, new_project):
+    both = [new_project(), new_project()]
+    running = [
+        subprocess.Popen(
+            p.command("ppo_final"), cwd=p.folder, env=p.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for p in both
+    ]  # fmt: skip
+    for process in running:
+        said, _ = process.communicate()
+        assert process.returncode == 0, said[-4000:]
+    assert [p.manifests() for p in both] == [undisturbed, undisturbed]
+
+
 @pytest.mark.parametrize(
     ("assignment", "named"),
     [
