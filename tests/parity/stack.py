@@ -110,8 +110,13 @@ class Stack(Groups):
             seed: int = 5, optimizer: dict[str, Any] | None = None, companion: Rows | None = None, **recipe) -> Trained:  # fmt: skip
         """Train a role on rows and save it."""
         made = Recipe(objective, OPTIMIZER | (optimizer or {}), epochs, seed, **recipe)
-        metrics = self.train(role, source, rows, made, "test", companion)["metrics"]
-        return Trained(metrics, self.keep(role, source))
+        kept = self._place(source, trained=True)
+        done = self.train(
+            role, source, rows, made, "test", folder=Path(kept.folder), tokenizer_from=Path(source.folder),
+            optimizer_to=Path(kept.optimizer), companion=companion,
+        )  # fmt: skip
+        self.rename(role, kept.state_id)
+        return Trained(done["metrics"], kept)
 
     @contextlib.contextmanager
     def recorded(self):
@@ -125,11 +130,15 @@ class Stack(Groups):
 
     def keep(self, role: str, source: Source, *, trained: bool = True) -> Source:
         """Save what is held for a role, which `source` was, and name it for that."""
+        kept = self._place(source, trained=trained)
+        self._group(role).start().ask("save", role, kept.folder, source.folder, kept.optimizer)
+        self.rename(role, kept.state_id)
+        return kept
+
+    def _place(self, source: Source, *, trained: bool) -> Source:
         number = next(_number)
-        folder, optimizer = self.scratch / f"model-{number}", self.scratch / f"optimizer-{number}.safetensors"
-        self.save(role, folder, Path(source.folder), optimizer if trained else None)
-        self.rename(role, f"kept-{number}")
-        return replace(source, state_id=f"kept-{number}", folder=str(folder), optimizer=str(optimizer) if trained else None)
+        optimizer = str(self.scratch / f"optimizer-{number}.safetensors") if trained else None
+        return replace(source, state_id=f"kept-{number}", folder=str(self.scratch / f"model-{number}"), optimizer=optimizer)
 
 
 def _replace_hardware(rank, changes):
