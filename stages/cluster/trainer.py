@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 import ray
 
+from stages.cluster import saved_state
 from stages.cluster.actors import Resident
 from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
@@ -147,7 +147,7 @@ class TrainerRank(Resident):
         network = self._load(source, config)
         weights = zero.read_tensors(resume / "weights.safetensors") if resume else None
         if weights is not None:
-            _copy_into(network, weights)
+            saved_state.copy_into(network, weights)
         adamw = torch.optim.AdamW(
             [p for p in network.parameters() if p.requires_grad],
             lr=optimizer["learning_rate"], betas=tuple(optimizer["betas"]), eps=optimizer["eps"],
@@ -215,7 +215,7 @@ class TrainerRank(Resident):
         self._cancel.clear()
         self._progress = {}
         o = recipe.optimizer
-        resume = _latest(recipe.state)
+        resume = saved_state.latest(recipe.state)
         held = self._trainable(role, source, o, resume)
         objective = _named(recipe.objective)(**recipe.options)
         collate = lambda these: Collator(
@@ -282,7 +282,7 @@ class TrainerRank(Resident):
             }  # fmt: skip
             last = index + 1 == len(steps)
             if recipe.state and not last and (cancelled or (index + 1) % recipe.save_every == 0):
-                self._save_state(held, Path(recipe.state), {"step": index + 1, "metrics": metrics})
+                saved_state.save(held.engine, Path(recipe.state), {"step": index + 1, "metrics": metrics}, precision=held.source.precision)
             if cancelled and not last:
                 break
         self.rename(role, f"{source.state_id}+{time.time_ns()}")  # no artifact's any more, until it is published
@@ -315,30 +315,6 @@ class TrainerRank(Resident):
         flat, top = flat.tolist(), top.tolist()
         means = {n: flat[2 * i] / flat[2 * i + 1] for i, n in enumerate(names) if flat[2 * i + 1]}
         return means, dict(zip(peaks, top)), flat[-1] > 0
-
-    def _save_state(self, held: _Held, folder: Path, progress: dict) -> None:
-        """Whole or not at all; the state before it goes only then."""
-        import torch
-
-        from stages.cluster import zero
-
-        keep = self.rank == 0
-        weights = zero.full_parameters(held.network, master=held.source.precision != "float32", keep=keep)
-        optimizer = zero.full_optimizer_state(held.engine, keep=keep)
-        if keep:
-            target, temporary = folder / f"step-{progress['step']:08d}", folder / f".step-{os.getpid()}"
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            zero.write_tensors(temporary / "weights.safetensors", weights)
-            zero.write_tensors(temporary / "optimizer.safetensors", optimizer)
-            (temporary / "progress.json").write_text(json.dumps(progress))
-            _sync(temporary)
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.rename(target)
-            for old in folder.glob("step-*"):
-                if old != target:
-                    shutil.rmtree(old)
-        torch.distributed.barrier()
 
     def save(self, role: str, folder: str, tokenizer_from: str, optimizer: str | None = None) -> None:
         """Write a role's weights as a Hugging Face folder (rank 0), and its optimizer state into a file if one is named."""
@@ -412,27 +388,3 @@ def _named(reference: str):
 
 def _trained(engine) -> bool:
     return any(state for state in engine.optimizer.optimizer.state.values())
-
-
-def _latest(folder: str | None) -> Path | None:
-    return max(Path(folder).glob("step-*"), default=None) if folder else None
-
-
-def _copy_into(network, weights) -> None:
-    import deepspeed
-    import torch
-
-    with torch.no_grad():
-        for name, parameter in network.inner.named_parameters():
-            if hasattr(parameter, "ds_id"):
-                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                    if parameter.numel():
-                        parameter.copy_(weights[name].to(parameter.dtype))
-            else:
-                parameter.copy_(weights[name].to(parameter.dtype))
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())

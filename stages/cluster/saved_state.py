@@ -1,0 +1,56 @@
+"""Resumable state of a training: weights, optimizer, position and metrics in one folder, for any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def latest(folder: str | None) -> Path | None:
+    """The newest whole state below a folder, if there is one."""
+    return max(Path(folder).glob("step-*"), default=None) if folder else None
+
+
+def save(engine, folder: Path, progress: dict[str, Any], *, precision: str) -> None:
+    """Write `step-<n>/`, whole or not at all; the state before it goes only then. Collective; rank 0 writes."""
+    import torch
+
+    from stages.cluster import zero
+
+    keep = torch.distributed.get_rank() == 0
+    weights = zero.full_parameters(engine.module, master=precision != "float32", keep=keep)
+    optimizer = zero.full_optimizer_state(engine, keep=keep)
+    if keep:
+        target, temporary = folder / f"step-{progress['step']:08d}", folder / f".step-{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        zero.write_tensors(temporary / "weights.safetensors", weights)
+        zero.write_tensors(temporary / "optimizer.safetensors", optimizer)
+        (temporary / "progress.json").write_text(json.dumps(progress))
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
+        for old in folder.glob("step-*"):
+            if old != target:
+                shutil.rmtree(old)
+    torch.distributed.barrier()
+
+
+def copy_into(network, weights: dict) -> None:
+    """Saved weights into a network that is not trained yet, sharded or not."""
+    import deepspeed
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in network.inner.named_parameters():
+            if hasattr(parameter, "ds_id"):
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                    if parameter.numel():
+                        parameter.copy_(weights[name].to(parameter.dtype))
+            else:
+                parameter.copy_(weights[name].to(parameter.dtype))
