@@ -46,7 +46,7 @@ def report(target: Annotated[str, typer.Argument(help="A target of the workflow,
 def track(pointer: Annotated[str, typer.Argument(help="`<model>-<plan id>`.")], jobs: _JOBS) -> None:
     """Write DVC's pointer to a finished model (rules call this)."""
     from stages.jobs import read
-    from stages.track import run as write
+    from stages.pointers import write
 
     write(*read(jobs, f"track/{pointer}"))
 

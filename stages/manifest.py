@@ -38,6 +38,12 @@ def read(artifact: Path) -> dict[str, Any]:
         raise UserError(f"{path}: damaged; delete it and run snakemake again") from None
 
 
+def of_job(made: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a result under the names of a job: other models may have the same result."""
+    inputs = {name: made["inputs"][name] | {"path": path} for name, path in job["inputs"].items()}
+    return made | {"model": job["model"], "inputs": inputs}
+
+
 def write_text(path: Path, text: str) -> None:
     """Write whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

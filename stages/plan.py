@@ -91,22 +91,20 @@ class Node:
         return f"{self.path}/manifest.json"
 
     @cached_property
-    def job(self) -> str:
-        """The rule's only parameter: everything that the run needs to know and that makes it run again."""
+    def job(self) -> dict[str, Any]:
+        """Everything that the run needs to know."""
         stage = STAGES[self.stage]
-        return canonical(
-            {
-                "stage": self.stage,
-                "version": stage.version,
-                "model": self.model,
-                "params": self.params,
-                "plan": self.plan_id,
-                "code": fingerprint.fingerprint(stage.module) if self.policy == "strict" else f"version {stage.version}",
-                "inputs": {name: node.path for name, node in self.inputs.items()},
-                "out": self.path,
-                "hints": self.hints,
-            }
-        )
+        return {
+            "stage": self.stage,
+            "version": stage.version,
+            "model": self.model,
+            "params": self.params,
+            "plan": self.plan_id,
+            "code": fingerprint.fingerprint(stage.module) if self.policy == "strict" else f"version {stage.version}",
+            "inputs": {name: node.path for name, node in self.inputs.items()},
+            "out": self.path,
+            "hints": self.hints,
+        }
 
 
 class Plan:
@@ -287,27 +285,30 @@ class Plan:
 
     @cached_property
     def pointers(self) -> dict[str, Node]:
-        """`<model>-<plan id>` -> the artifact whose model DVC tracks under that name; a PPO run keeps its name as it grows."""
-        return {node.path.removeprefix(f"{STORE}/").split("/")[0]: node for node in self.final.values() if node.stage != "import"}
+        """`<model>-<plan id>` -> the artifact that DVC tracks under that name; a PPO run keeps its name as it grows."""
+        tracked = [*self.final.values(), *self.evaluations.values()]
+        return {node.path.removeprefix(f"{STORE}/").split("/")[0]: node for node in tracked if node.stage != "import"}
 
-    def closure(self, node: Node) -> dict[str, Node]:
-        """The node and everything upstream of it, by folder."""
-        found, waiting = {}, [node]
+    def closure(self, *nodes: Node) -> dict[str, Node]:
+        """The nodes and everything upstream of them, by folder, inputs before what is made from them."""
+        found: set[str] = set()
+        waiting = list(nodes)
         while waiting:
             at = waiting.pop()
             if at.path not in found:
-                found[at.path] = at
+                found.add(at.path)
                 waiting += at.inputs.values()
-        return found
+        return {path: node for path, node in self.nodes.items() if path in found}
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a target of the workflow needs and reports."""
+    """What a target of the workflow is made of: the artifacts it is asked for, all that they need, and what it reports."""
 
-    manifests: list[str]
-    pointers: list[str]
-    job: str
+    core: dict[str, Node]
+    closure: dict[str, Node]
+    pointers: dict[str, Node]
+    job: dict[str, Any]
 
 
 def targets(plan: Plan) -> dict[str, Target]:
@@ -316,24 +317,25 @@ def targets(plan: Plan) -> dict[str, Target]:
     wanted["compare"] = list(plan.evaluations)
     found = {}
     for target, models in wanted.items():
-        evaluations = [plan.evaluations[m] for m in models if m in plan.evaluations]
-        nodes: dict[str, Node] = {}
-        for node in [*(plan.final[m] for m in models), *evaluations]:
-            nodes |= plan.closure(node)
-        made = {m: node for m, node in plan.final.items() if node.path in nodes}
+        evaluations = {m: plan.evaluations[m] for m in models if m in plan.evaluations}
+        if evaluations:
+            evaluations = {plan.config.evaluation.baseline: plan.evaluations[plan.config.evaluation.baseline]} | evaluations
+        core = {node.path: node for node in [*(plan.final[m] for m in models), *evaluations.values()]}
+        closure = plan.closure(*core.values())
+        made = {m: node for m, node in plan.final.items() if node.path in closure}
+        pointers = {p: node for p, node in plan.pointers.items() if node.path in core or node.path in {n.path for n in made.values()}}
         job = {
             "target": target,
             "models": {m: node.path for m, node in made.items()},
-            "evaluations": {m: e.path for m, e in plan.evaluations.items() if e.path in nodes},
+            "evaluations": {m: e.path for m, e in evaluations.items()},
             "baseline": plan.config.evaluation.baseline,
             "experiment": plan.config.experiment,
             "iterations": {
-                m: sorted(p for p in nodes if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.folder
+                m: sorted(p for p in closure if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.folder
             },
             "code": fingerprint.fingerprint("stages.report"),
         }
-        pointers = [p for p, node in plan.pointers.items() if node.path in nodes]
-        found[target] = Target(sorted(n.manifest for n in nodes.values()), pointers, canonical(job))
+        found[target] = Target(core, closure, pointers, job)
     return found
 
 
@@ -342,11 +344,11 @@ def runtime(config: Config) -> str:
     return canonical({"code_id": fingerprint.code_id(), "hardware": config.hardware.model_dump(), "cluster": config.cluster.model_dump()})
 
 
-def write_jobs(plan: Plan, others: dict[str, str]) -> str:
+def write_jobs(plan: Plan, others: dict[str, dict]) -> str:
     """Everything that jobs are told, in one file named by its content: `runtime`, then a line for each artifact or name."""
     lines = [f"runtime\t{runtime(plan.config)}"]
-    lines += [f"{name}\t{job}" for name, job in others.items()]
-    lines += [f"{path.removeprefix(STORE + '/')}\t{node.job}" for path, node in plan.nodes.items()]
+    lines += [f"{name}\t{canonical(job)}" for name, job in others.items()]
+    lines += [f"{path.removeprefix(STORE + '/')}\t{canonical(node.job)}" for path, node in plan.nodes.items()]
     text = "\n".join(lines) + "\n"
     path = Path(f"results/work/jobs/{hashlib.sha256(text.encode()).hexdigest()[:12]}.tsv")
     if not path.exists():

@@ -18,7 +18,8 @@ def run(job: dict[str, Any]) -> None:
     """Write a target's report and refresh the common tables; link results/runs/<experiment>/<model>."""
     rows = [_row(name, Path(path)) for name, path in job["evaluations"].items()]
     _link(job)
-    manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job})
+    made = {path: manifest.read(Path(path))["content"] for path in job["evaluations"].values()}
+    manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job, "made": made})
     jobs = [json.loads(p.read_text())["job"] for p in sorted(REPORT.glob("*.json")) if p.name != "summary.json"]
     evaluations, models, iterations = {}, {}, {}
     for other in [*(j for j in jobs if j["experiment"] == job["experiment"]), job]:
@@ -45,6 +46,8 @@ def _link(job: dict[str, Any]) -> None:
     runs = Path("results/runs") / job["experiment"]
     runs.mkdir(parents=True, exist_ok=True)
     for name, path in job["models"].items():
+        if not (Path(path) / manifest.NAME).exists():
+            continue  # an ancestor that nothing needed here
         temporary = runs / f".{name}.{os.getpid()}"
         temporary.symlink_to(os.path.relpath(Path(path) / "model", runs))
         temporary.replace(runs / name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from stages import arrow
+from stages import arrow, manifest
 from stages.algorithms.planner import epoch_order
 from stages.errors import UserError
 
@@ -42,6 +42,7 @@ def run(context) -> None:
         state_id, folder, precision, ids[:_PROBES], [0] * min(_PROBES, len(ids)), temperature=0.0,
         max_tokens=min(_PROBE_TOKENS, sampling["max_tokens"]), stop=stop, phase="probe",
     )  # fmt: skip
+    policy = manifest.read(context.input("policy"))["content"][:16]
     texts = cluster.apply("stages.tokens:texts", folder=str(folder), responses=[r[0] for r in results])
     context.facts |= {
         "rows": len(results),
@@ -51,7 +52,7 @@ def run(context) -> None:
         context.out / "rollouts.arrow", arrow.ROLLOUTS,
         (
             {
-                "iteration": params["iteration"], "prompt_id": row["id"], "sample": sample, "policy": context.job["inputs"]["policy"],
+                "iteration": params["iteration"], "prompt_id": row["id"], "sample": sample, "policy": policy,
                 "prompt": row["prompt"], "prompt_ids": tokens, "response_ids": made, "logprobs": logprobs, "finish_reason": reason,
                 "temperature": sampling["temperature"], "seed": seed, "text": text,
             }

@@ -13,14 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import cache, cached_property
-from importlib.metadata import version
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages import manifest, plan
+from stages import fingerprint, manifest, plan
 from stages.errors import UserError
-from stages.store import open_store
+from stages.keys import run_key
+from stages.store import Store, open_store
 
 WORK = "results/work"
 Emit = Callable[[dict[str, Any]], None]
@@ -96,23 +96,20 @@ def _state_id(path: str, role: str, content: str) -> str:
     return f"{path}:{role}:{content[:16]}"
 
 
-@cache
-def _version(package: str) -> str:
-    for name in (package, f"{package}-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{name} {version(name)}"
-    raise UserError(f"package {package} is not installed; run `make env`")
+def put_in_place(root: Path, job: dict, key: str, store: Store) -> bool:
+    """Link a stored result to where the workflow looks; False when it is not whole in the store."""
+    with _lock(root / WORK / "locks" / f"{key}.lock", lambda event: None, threading.Event()):
+        return _put_in_place(root, job, key, store, time.time())
 
 
-def run_key(job: dict, inputs: dict[str, dict]) -> tuple[str, dict[str, Any]]:
-    """The identity of a run's result, and its parts: plan, code, packages, contents of the inputs."""
-    parts = {
-        "plan": job["plan"],
-        "code": job["code"],
-        "packages": [_version(p) for p in plan.STAGES[job["stage"]].packages],
-        "inputs": {name: made["content"] for name, made in inputs.items()},
-    }
-    return hashlib.sha256(plan.canonical(parts).encode()).hexdigest()[:32], parts
+def _put_in_place(root: Path, job: dict, key: str, store: Store, started: float) -> bool:
+    work = root / WORK / key
+    made = store.restore(key, work / "restored")
+    if made is None:
+        return False
+    info = {"status": "restored", "started": started, "finished": time.time(), "phases": {}}
+    _publish(work / "restored", root / job["out"], manifest.of_job(made, job), info, work)
+    return True
 
 
 def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading.Event) -> dict[str, Any]:
@@ -123,15 +120,12 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
     began, started = time.perf_counter(), runtime.get("started") or time.time()
     root = Path(cwd)
     inputs = {name: manifest.read(root / path) for name, path in job["inputs"].items()}
-    key, parts = run_key(job, inputs)
+    key, parts = run_key(job, {name: made["content"] for name, made in inputs.items()})
     work, target = root / WORK / key, root / job["out"]
     try:
         with _lock(root / WORK / "locks" / f"{key}.lock", emit, cancelled):
             store = open_store(str(root))
-            restored = store.restore(key, work / "restored")
-            if restored is not None:
-                info = {"status": "restored", "started": started, "finished": time.time(), "phases": {}}
-                _publish(work / "restored", target, restored, info, work)
+            if _put_in_place(root, job, key, store, started):
                 return {"status": "restored", "seconds": time.perf_counter() - began, "key": key}
             while store.quarantined:
                 emit({"event": "log", "message": f"damaged: {store.quarantined.pop()}; it is made again"})
@@ -172,6 +166,7 @@ def _manifest(job: dict, key: str, parts: dict, inputs: dict[str, dict], context
         "plan": job["plan"],
         "version": job["version"],
         "code": job["code"],
+        "modules": {name: digest[:12] for name, digest in fingerprint.modules(plan.STAGES[job["stage"]].module).items()},
         "packages": parts["packages"],
         "params": job["params"],
         "inputs": {n: {"path": job["inputs"][n], "key": i["key"], "content": i["content"]} for n, i in inputs.items()},

@@ -1,16 +1,19 @@
 """The artifact store: DVC's own cache layout, and a record for every run key, so that nothing is computed twice.
 
-The one module that knows dvc_data. Objects are what `dvc push`, `pull` and `gc` see; a record says which object a run
-key made. Contents are hashed again on restore: DVC trusts read-only objects even when they are damaged.
+The one module that knows DVC. Objects are what `dvc push`, `pull` and `gc` see; a record says which files a run key
+made. Contents are hashed again whenever they are used: DVC trusts read-only objects even when they are damaged.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import threading
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from stages import manifest
 from stages.errors import UserError
 
 _LOCK = threading.Lock()
+_HASHING = min(8, os.cpu_count() or 1)
+"""Threads that hash; hashing releases the interpreter."""
 
 
 class Store:
@@ -29,76 +34,136 @@ class Store:
 
         logging.getLogger("dvc_data").setLevel(logging.ERROR)
         try:
-            self.cache = Repo(str(root)).cache.local
+            self.repo = Repo(str(root))
         except NotDvcRepoError:
             raise UserError(f"{root}: no DVC repository; run `dvc init` there, or work in a clone of the project") from None
+        self.cache = self.repo.cache.local
+        folder = Path(self.cache.path).parent.parent
+        self.records, self.quarantine = folder / "rlhf-runs", folder / "quarantine"
         self.quarantined: list[str] = []
         """Damaged objects found since the store was opened."""
-        self.records = Path(self.cache.path).parent.parent / "rlhf-runs"
+
+    # -- records ------------------------------------------------------------------------------------------------------
 
     def record(self, key: str) -> dict[str, Any] | None:
-        """What a run key made: {object, manifest}, or None."""
+        """What a run key made: {files: path -> object, manifest}, or None."""
         try:
-            return json.loads((self.records / key[:2] / f"{key}.json").read_text())
+            return json.loads(self._record(key).read_text())
         except (FileNotFoundError, ValueError):
             return None
 
-    def add(self, folder: Path) -> str:
-        """Move the files of a folder into the cache, leaving links to them; returns the object's name."""
+    def all_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for path in sorted(self.records.glob("??/*.json")):
+            if found := self.record(path.stem):
+                yield path.stem, found
+
+    def remember(self, key: str, record: dict[str, Any]) -> None:
+        """Keep a record, unless there is one already."""
+        if not self._record(key).exists():
+            manifest.write_json(self._record(key), record)
+
+    def forget(self, key: str) -> None:
+        self._record(key).unlink(missing_ok=True)
+
+    def replace(self, key: str, record: dict[str, Any]) -> None:
+        manifest.write_json(self._record(key), record)
+
+    def _record(self, key: str) -> Path:
+        return self.records / key[:2] / f"{key}.json"
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def path(self, oid: str) -> Path:
+        """Where an object lies in the cache."""
+        return Path(self.cache.oid_to_path(oid))
+
+    def lacks(self, oids: Iterable[str]) -> list[str]:
+        """Those objects that are not in the local cache."""
+        return [oid for oid in oids if not self.path(oid).is_file()]
+
+    def add(self, path: Path) -> tuple[str, dict[str, str]]:
+        """Move a file, or the files of a folder, into the cache, leaving links; (object's name, file -> object)."""
         from dvc_data.hashfile.build import build
         from dvc_data.hashfile.transfer import transfer
         from dvc_objects.fs.local import LocalFileSystem
 
         with _LOCK:
-            staging, _, made = build(self.cache, str(folder), LocalFileSystem(), "md5")
+            staging, _, made = build(self.cache, str(path), LocalFileSystem(), "md5")
             result = transfer(staging, self.cache, {made.hash_info}, hardlink=True, shallow=False)
             if result.failed:
-                raise UserError(f"{self.cache.path}: could not store {folder.name}; is there disk space?")
-        return made.hash_info.value
+                raise UserError(f"{self.cache.path}: could not store {path.name}; is there disk space?")
+        files = {e["relpath"]: e["md5"] for e in made.as_list()} if path.is_dir() else {}
+        return made.hash_info.value, files
 
     def put(self, key: str, folder: Path, made: dict[str, Any]) -> None:
         """Store a finished folder under its run key."""
-        manifest.write_json(self.records / key[:2] / f"{key}.json", {"object": self.add(folder), "manifest": made})
+        _, files = self.add(folder)
+        self.replace(key, {"files": files, "manifest": made})
+
+    def adopt(self, artifact: Path, made: dict[str, Any]) -> dict[str, Any]:
+        """Store an artifact that lies in its place and has no record; returns its record."""
+        files: dict[str, str] = {}
+        for top in sorted({name.split("/")[0] for name in made["outputs"]}):
+            oid, inner = self.add(artifact / top)
+            files |= {f"{top}/{name}": one for name, one in inner.items()} or {top: oid}
+        self.remember(made["key"], {"files": files, "manifest": made})
+        return {"files": files, "manifest": made}
 
     def restore(self, key: str, folder: Path) -> dict[str, Any] | None:
         """Link what a run key made into `folder` and return its manifest; None when it is not (or no longer whole) here.
 
-        An object whose content is not what the manifest says is moved to `quarantine/` beside the cache and counts as absent.
+        An object whose content is not what the manifest says is moved to `quarantine/` beside the cache, and the record
+        is dropped, so that the artifact counts as absent.
         """
         record = self.record(key)
-        if record is None:
+        if record is None or self.lacks(record["files"].values()):
             return None
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        try:
-            listed = json.loads(Path(self.cache.oid_to_path(record["object"])).read_text())
-            for entry in listed:
-                _link(Path(self.cache.oid_to_path(entry["md5"])), folder / entry["relpath"])
-            whole = manifest.hash_tree(folder) == record["manifest"]["outputs"]
-        except (FileNotFoundError, ValueError, KeyError):
-            whole = False
-        if not whole:
-            self._forget_damaged(key, record)
+        for name, oid in record["files"].items():
+            _link(self.path(oid), folder / name)
+        expected = record["manifest"]["outputs"]
+        with ThreadPoolExecutor(_HASHING) as pool:
+            right = pool.map(lambda name: manifest.hash_file(folder / name) == expected[name]["sha256"], record["files"])
+            damaged = [name for name, same in zip(record["files"], right) if not same]
+        if damaged:
+            shutil.rmtree(folder)
+            for name in damaged:
+                self.put_away(record["files"][name])
+            self.forget(key)
             return None
         return record["manifest"]
 
-    def _forget_damaged(self, key: str, record: dict) -> None:
-        """Move every object of a record whose bytes are not its name away, and drop the record."""
-        quarantine = self.records.parent / "quarantine"
-        for oid in self._objects(record["object"]):
-            path = Path(self.cache.oid_to_path(oid))
-            if path.is_file() and _md5(path) != oid.removesuffix(".dir"):
-                quarantine.mkdir(exist_ok=True)
-                path.replace(quarantine / oid)
-                self.quarantined.append(str(quarantine / oid))
-        (self.records / key[:2] / f"{key}.json").unlink(missing_ok=True)
+    def put_away(self, oid: str) -> None:
+        """Move a damaged object out of the cache."""
+        self.quarantine.mkdir(exist_ok=True)
+        self.path(oid).replace(self.quarantine / oid)
+        self.quarantined.append(str(self.quarantine / oid))
 
-    def _objects(self, tree: str) -> list[str]:
+    # -- remote -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def remote(self) -> str | None:
+        """Name of the remote that `dvc push` and `pull` use."""
+        return self.repo.config["core"].get("remote")
+
+    def fetch(self, oids: Collection[str]) -> list[str]:
+        """Bring objects from the remote into the cache, as `dvc fetch` does; returns those that it does not have.
+
+        Raises UserError when the remote cannot be reached.
+        """
+        from dvc_data.hashfile.hash_info import HashInfo
+
+        missing = self.lacks(oids)
+        if not missing or self.remote is None:
+            return missing
+        logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)
         try:
-            listed = json.loads(Path(self.cache.oid_to_path(tree)).read_text())
-            return [tree, *(entry["md5"] for entry in listed)]
-        except (FileNotFoundError, ValueError):
-            return [tree]
+            self.repo.cloud.pull([HashInfo("md5", oid) for oid in missing])
+        except Exception as error:  # each kind of remote has errors of its own
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"DVC remote '{self.remote}': {reason}; mend it, or take it out with `dvc remote remove {self.remote}`") from None
+        return self.lacks(missing)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -110,13 +175,6 @@ def _link(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _md5(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 @lru_cache(maxsize=8)

@@ -137,7 +137,7 @@ def test_planning_and_the_thin_client_import_no_heavy_package():
     import sys
 
     code = (
-        "import sys; from stages import plan, config, client, jobs, runner, store, report, track; "
+        "import sys; from stages import plan, config, client, jobs, runner, store, report, pointers, resolve; "
         "print([m for m in ('torch', 'transformers', 'vllm', 'deepspeed', 'ray') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.strip() == "[]"

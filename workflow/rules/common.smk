@@ -1,36 +1,83 @@
-"""The plan of the configuration, and what every rule of ours shares: manifests in, manifests out, one parameter."""
+"""The plan of the configuration, what of it is there already, and what every rule of ours shares."""
 
 import json
 import os
 import re
+from functools import cache
 
 ROOT = Path(workflow.basedir).parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-from stages import config_check, plan
+from stages import config_check, plan, pointers
 from stages.errors import UserError
+from stages.resolve import Resolution
 
 
-def planned():
-    """The plan of the merged configuration; a fault in it ends Snakemake with a line for each."""
+def say(line):
+    print(f"rlhf: {line}", file=sys.stderr, flush=True)
+
+
+def or_end(function, *arguments):
+    """The result; what the user must mend ends Snakemake with a line for each fault."""
     try:
-        return plan.Plan(config_check.load(config), Path.cwd())
+        return function(*arguments)
     except UserError as error:
         for line in str(error).splitlines():
-            print(f"rlhf: error: {line}", file=sys.stderr, flush=True)
+            say(f"error: {line}")
         os._exit(1)
 
 
-PLAN = planned()
+PLAN = or_end(lambda: plan.Plan(config_check.load(config), Path.cwd()))
 TARGETS = plan.targets(PLAN)
-TRACKED = {p: plan.canonical({"pointer": p, "artifact": node.path}) for p, node in PLAN.pointers.items()}
 JOBS = plan.write_jobs(
-    PLAN, {f"report/{t}": target.job for t, target in TARGETS.items()} | {f"track/{p}": made for p, made in TRACKED.items()}
+    PLAN,
+    {f"report/{t}": target.job for t, target in TARGETS.items()}
+    | {f"track/{p}": {"pointer": p, "artifact": node.path} for p, node in PLAN.pointers.items()},
 )
 STORE = plan.STORE
 HEAVY = workflow.cores or 1
 """Stages that compute take the whole machine, one after the other: the cluster's processes are planned for it."""
+
+
+def requested():
+    """Targets and artifacts that Snakemake is asked for, by rule or by file."""
+    targets, nodes = [], []
+    for name in map(str, workflow.dag_settings.targets):
+        file = os.path.relpath(name) if os.sep in name else name
+        if name.removesuffix("_final") in TARGETS:
+            targets.append(TARGETS[name.removesuffix("_final")])
+        elif file.startswith("results/report/") and Path(file).stem in TARGETS:
+            targets.append(TARGETS[Path(file).stem])
+        elif file.startswith(f"{pointers.FOLDER}/") and Path(file).stem in PLAN.pointers:
+            nodes.append(PLAN.pointers[Path(file).stem])
+        elif os.path.dirname(file) in PLAN.nodes:
+            nodes.append(PLAN.nodes[os.path.dirname(file)])
+    return targets, nodes
+
+
+@cache
+def resolution():
+    """What is there, what is linked or fetched now, and what is left to compute.
+
+    Asked by the first input function, because only then does Snakemake know whether this is a dry run.
+    """
+    return or_end(resolve)
+
+
+def resolve():
+    targets, nodes = requested()
+    dry = workflow.executor_plugin is None or workflow.dryrun or workflow.touch
+    found = Resolution(PLAN, targets, Path.cwd(), nodes)
+    for note in found.notes:
+        say(f"note: {note}")
+    found.settle(dry=dry, say=say)
+    if not dry:
+        found.catch_up()
+    if targets or nodes:
+        say(found.summary())
+    workflow.dag.forcefiles |= found.stale() | found.behind()
+    return found
 
 
 def folders(*stages, pattern=None):
@@ -40,10 +87,13 @@ def folders(*stages, pattern=None):
 
 
 def manifests(wildcards):
-    """Manifests of the inputs of an artifact, by name."""
-    return {name: node.manifest for name, node in PLAN.nodes[f"{STORE}/{wildcards.artifact}"].inputs.items()}
+    """Manifests of the inputs of an artifact that must be computed, by name; nothing for one that needs no computing."""
+    node = PLAN.nodes[f"{STORE}/{wildcards.artifact}"]
+    return {name: i.manifest for name, i in node.inputs.items()} if node.path in resolution().compute else {}
 
 
-def job(wildcards):
-    """The one semantic parameter of a rule."""
-    return PLAN.nodes[f"{STORE}/{wildcards.artifact}"].job
+def how(wildcards):
+    """Why a job is there, or how its artifact comes without computing (said in a dry run)."""
+    path = f"{STORE}/{wildcards.artifact}"
+    found = resolution().found[path]
+    return f" ({found.why})" if path in resolution().compute else f" (no computing: {found.state})"

@@ -8,8 +8,8 @@ rule data:
     wildcard_constraints:
         artifact=folders("data"),
     params:
-        job=job,
+        how=how,
     message:
-        "data {wildcards.artifact}"
+        "data {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"

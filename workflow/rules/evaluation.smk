@@ -11,9 +11,9 @@ rule evaluate:
     wildcard_constraints:
         artifact=folders("evaluate"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "evaluate {wildcards.artifact}"
+        "evaluate {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"

@@ -10,10 +10,10 @@ rule rollouts:
     wildcard_constraints:
         artifact=r"[^/]+/\d\d\d\d+/rollouts",
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "rollouts {wildcards.artifact}"
+        "rollouts {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -28,10 +28,10 @@ rule selection:
     wildcard_constraints:
         artifact=r"[^/]+/\d\d\d\d+/selection",
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "selection {wildcards.artifact}"
+        "selection {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -45,10 +45,10 @@ rule experience:
     wildcard_constraints:
         artifact=r"[^/]+/\d\d\d\d+/experience",
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "experience {wildcards.artifact}"
+        "experience {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -62,9 +62,9 @@ rule update:
     wildcard_constraints:
         artifact=r"[^/]+/\d\d\d\d+/update",
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "update {wildcards.artifact}"
+        "update {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"

@@ -7,10 +7,10 @@ rule import_model:
     wildcard_constraints:
         artifact=folders("import"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "import {wildcards.artifact}"
+        "import {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -24,10 +24,10 @@ rule pretrain:
     wildcard_constraints:
         artifact=folders("pretrain"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "pretrain {wildcards.artifact}"
+        "pretrain {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -41,10 +41,10 @@ rule sft:
     wildcard_constraints:
         artifact=folders("sft"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "sft {wildcards.artifact}"
+        "sft {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -59,10 +59,10 @@ rule reward_model:
     wildcard_constraints:
         artifact=folders("reward_model"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "reward model {wildcards.artifact}"
+        "reward model {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -76,10 +76,10 @@ rule reference:
     wildcard_constraints:
         artifact=folders("reference"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "reference log-probabilities {wildcards.artifact}"
+        "reference log-probabilities {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -93,10 +93,10 @@ rule dpo:
     wildcard_constraints:
         artifact=folders("dpo"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "dpo {wildcards.artifact}"
+        "dpo {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -110,10 +110,10 @@ rule kto:
     wildcard_constraints:
         artifact=folders("kto"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "kto {wildcards.artifact}"
+        "kto {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"
 
@@ -127,9 +127,9 @@ rule condition:
     wildcard_constraints:
         artifact=folders("condition"),
     params:
-        job=job,
+        how=how,
     threads: HEAVY
     message:
-        "condition {wildcards.artifact}"
+        "condition {wildcards.artifact}{params.how}"
     shell:
         "python -m stages run {wildcards.artifact:q} {JOBS:q}"

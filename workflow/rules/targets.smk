@@ -1,15 +1,20 @@
 """What users ask for: a model, finished, evaluated, reported and versioned."""
 
+def unless_current(file, nodes):
+    """Manifests that a file is made from; nothing when it is what they are: Snakemake would go by their times."""
+    found = resolution()
+    todo = found.compute | found.linkable
+    return [node.manifest for node in nodes] if file in found.behind() or any(node.path in todo for node in nodes) else []
+
+
 rule track:
-    """DVC's pointer to a finished model; one at a time."""
+    """DVC's pointer to a finished model or its evaluation; one at a time."""
     input:
-        manifest=lambda w: PLAN.pointers[w.pointer].manifest,
+        lambda w: unless_current(f"data/checkpoints/{w.pointer}.dvc", [PLAN.pointers[w.pointer]]),
     output:
         pointer="data/checkpoints/{pointer}.dvc",
     wildcard_constraints:
         pointer="|".join(map(re.escape, PLAN.pointers)) or "none",
-    params:
-        job=lambda w: TRACKED[w.pointer],
     resources:
         dvc=1,
     message:
@@ -21,17 +26,26 @@ rule track:
 rule report:
     """Tables of what a target made; results/report/summary.md and summary.json show all that is finished."""
     input:
-        lambda w: TARGETS[w.target].manifests,
+        lambda w: unless_current(f"results/report/{w.target}.json", TARGETS[w.target].core.values()),
     output:
         "results/report/{target}.json",
     wildcard_constraints:
         target="|".join(map(re.escape, TARGETS)),
-    params:
-        job=lambda w: TARGETS[w.target].job,
     message:
         "report {wildcards.target}"
     shell:
         "python -m stages report {wildcards.target:q} {JOBS:q}"
+
+
+def products(target):
+    """What a target must leave: its artifacts, all that is computed or linked on the way, pointers and its report."""
+    found = resolution()
+    made = [path for path in target.closure if path in target.core or path in found.compute or path in found.linkable]
+    return [
+        *(f"{path}/manifest.json" for path in made),
+        *(f"data/checkpoints/{p}.dvc" for p in found.pointers(target)),
+        f"results/report/{target.job['target']}.json",
+    ]
 
 
 for _name, _target in TARGETS.items():
@@ -40,9 +54,9 @@ for _name, _target in TARGETS.items():
         name:
             _name if _name == "compare" else f"{_name}_final"
         input:
-            f"results/report/{_name}.json",
-            [f"data/checkpoints/{p}.dvc" for p in _target.pointers],
-            _target.manifests,  # all of it: what is missing in the middle is made again
+            lambda w, target=_target: products(target),
+        message:
+            f"all of {_name if _name == 'compare' else f'{_name}_final'} is there"
 
 
 onsuccess:

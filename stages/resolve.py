@@ -1,0 +1,241 @@
+"""What is there, what can be had without computing, and what has to be computed: asked before Snakemake builds its graph.
+
+Every artifact's run key is found from the contents of its inputs, in place or on record, and nothing but an artifact with
+that very key is taken for it: no time stamp, no memory of earlier runs. What is stored is linked, what a DVC remote holds
+and something needs is fetched, both verified; Snakemake is left with what must be computed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stages import lineage, manifest, pointers
+from stages.keys import packages, run_key
+from stages.plan import STAGES, Node, Plan, Target
+from stages.store import Store, open_store
+
+IN_PLACE, CACHED, REMOTE, COMPUTE = "in place", "cached", "remote", "compute"
+_OPTIMIZER = "optimizer/"
+"""What `rlhf gc` may trim from an artifact that something else continues."""
+
+
+@dataclass
+class Found:
+    """An artifact's state. `content` is known when its result is, here or elsewhere; `stale`: another result lies in its place."""
+
+    state: str
+    why: str = ""
+    key: str | None = None
+    content: str | None = None
+    stale: bool = False
+    trimmed: bool = False
+
+
+class Resolution:
+    """The states of all that some targets need. `wanted` and `compute` are complete after `settle`."""
+
+    def __init__(self, plan: Plan, targets: Iterable[Target], root: Path, nodes: Iterable[Node] = ()):
+        self.plan, self.root, self.targets = plan, root, list(targets)
+        self.core: dict[str, Node] = {node.path: node for node in nodes}
+        for target in self.targets:
+            self.core |= target.core
+        self.closure = plan.closure(*self.core.values())
+        self.found: dict[str, Found] = {}
+        self.compute: set[str] = set()
+        self.linkable: set[str] = set()
+        """In a dry run: what a real one would link or fetch."""
+        self.notes: list[str] = []
+        self._look()
+        if any(f.state != IN_PLACE for f in self.found.values()) and self._learn():
+            self._look()
+
+    @cached_property
+    def store(self) -> Store:
+        return open_store(str(self.root))
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self.found = {}
+        for path, node in self.closure.items():
+            self.found[path] = self._state(node)
+
+    def _state(self, node: Node) -> Found:
+        lying = _manifest(self.root / node.path)
+        unknown = [name for name, i in node.inputs.items() if self.found[i.path].content is None]
+        if unknown:
+            return Found(COMPUTE, f"waits for {unknown[0]}: {node.inputs[unknown[0]].path}", stale=lying is not None)
+        key, parts = run_key(node.job, {name: self.found[i.path].content for name, i in node.inputs.items()})
+        if lying is not None and lying["key"] == key:
+            missing = [n for n, e in lying["outputs"].items() if not _has(self.root / node.path / n, e["size"])]
+            if not [n for n in missing if not n.startswith(_OPTIMIZER)]:
+                return Found(IN_PLACE, key=key, content=lying["content"], trimmed=bool(missing))
+            why = f"{missing[0]} is missing or not whole"
+        else:
+            why = difference(lying, parts, node) if lying is not None else "not made yet"
+        record = self.store.record(key)
+        stale = lying is not None
+        if record is None:
+            return Found(COMPUTE, why, key, stale=stale)
+        content = record["manifest"]["content"]
+        lacking = self.store.lacks(record["files"].values())
+        if not lacking:
+            trimmed = any(n not in record["files"] for n in record["manifest"]["outputs"])
+            return Found(CACHED, why, key, content, stale, trimmed)
+        if self.store.remote and key in self._tracked:
+            return Found(REMOTE, why, key, content, stale)
+        return Found(COMPUTE, "its files are neither here nor in a remote", key, content, stale)
+
+    @cached_property
+    def _tracked(self) -> set[str]:
+        return {pointer["meta"]["run_key"] for _, pointer in pointers.all_pointers(self.root)}
+
+    def _learn(self) -> bool:
+        """Records of results that pointers carry with them; True when there was something new."""
+        new = False
+        for name in self.plan.pointers:
+            pointer = pointers.read(self.root / pointers.FOLDER / f"{name}.dvc")
+            if pointer is None or self.store.record(pointer["meta"]["run_key"]):
+                continue
+            oid = pointers.lineage_object(pointer)
+            if oid is None or self.store.fetch([oid]):
+                where = f"the remote '{self.store.remote}'" if self.store.remote else "this machine's cache, and no remote is configured"
+                self.notes.append(f"{name}.dvc: its history is not in {where}; `dvc push` it where it was made, or it is computed here")
+                continue
+            for key, record in lineage.read(self.store.path(oid)):
+                self.store.remember(key, record)
+                new = True
+        return new
+
+    # -- settling -----------------------------------------------------------------------------------------------------
+
+    def settle(self, *, dry: bool, say: Callable[[str], None] = lambda line: None) -> None:
+        """Put in place what needs no computing (unless dry), and list the rest in `compute`."""
+        from stages import runner
+
+        wanted, whole = set(self.core), set()
+        linked = fetched = 0
+        for path, node in reversed(self.closure.items()):
+            f = self.found[path]
+            if path in whole and f.trimmed and f.state != REMOTE:
+                f.state, f.why = COMPUTE, "its optimizer state was trimmed, and what continues it needs it"
+            if f.state == CACHED or (f.state == REMOTE and path in wanted):
+                if dry:
+                    self.linkable.add(path)
+                    continue
+                if f.state == REMOTE:
+                    say(f"fetching {path.split('/', 2)[2]} from the DVC remote '{self.store.remote}'")
+                    self.store.fetch(self.store.record(f.key)["files"].values())
+                if runner.put_in_place(self.root, node.job, f.key, self.store):
+                    linked, fetched = linked + (f.state == CACHED), fetched + (f.state == REMOTE)
+                    f.state = IN_PLACE
+                    continue
+                for damaged in self.store.quarantined:
+                    say(f"damaged: {damaged}; {path} is made again")
+                self.store.quarantined.clear()
+                f.state, f.why = COMPUTE, "its copy in the store is damaged or incomplete"
+                wanted.add(path)
+            if path in wanted and f.state == COMPUTE:
+                self.compute.add(path)
+                wanted |= {i.path for i in node.inputs.values()}
+                whole |= {i.path for name, i in node.inputs.items() if name == "previous"}
+        if linked or fetched:
+            counts = [(linked, "linked from the cache"), (fetched, "fetched from the remote")]
+            say(f"without computing: {', '.join(f'{n} {how}' for n, how in counts if n)}")
+
+    def stale(self) -> set[str]:
+        """Manifests in whose place another result lies: Snakemake must not take them for done."""
+        return {f"{path}/{manifest.NAME}" for path in self.compute if self.found[path].stale}
+
+    def summary(self) -> str:
+        """One line: how many artifacts are there, can be had, must be computed."""
+        counts = Counter(self.found[path].state for path in self.linkable)
+        here = sum(f.state == IN_PLACE for p, f in self.found.items() if p not in self.compute)
+        parts = [f"{here} in place"]
+        if counts[CACHED]:
+            parts.append(f"{counts[CACHED]} to link from the cache")
+        if counts[REMOTE]:
+            parts.append(f"{counts[REMOTE]} to fetch from the remote '{self.store.remote}'")
+        unneeded = len(self.closure) - here - len(self.linkable) - len(self.compute)
+        if unneeded:
+            parts.append(f"{unneeded} not needed")
+        return f"{len(self.closure)} artifacts: {', '.join(parts)}, {len(self.compute)} to compute"
+
+    # -- what follows from artifacts -----------------------------------------------------------------------------------
+
+    def report_is_current(self, target: Target) -> bool:
+        path = self.root / "results/report" / f"{target.job['target']}.json"
+        made = {p: self.found[p].content for p in target.job["evaluations"].values()}
+        try:
+            found = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            return False
+        return found.get("job") == target.job and found.get("made") == made
+
+    def pointer_is_current(self, name: str) -> bool:
+        pointer = pointers.read(self.root / pointers.FOLDER / f"{name}.dvc")
+        return pointer is not None and pointer["meta"]["run_key"] == self.found[self.plan.pointers[name].path].key
+
+    def behind(self) -> set[str]:
+        """Pointers and reports that are not what their artifacts are, where those are all in place."""
+        files = set()
+        for target in self.targets:
+            if not (self.compute | self.linkable) & set(target.core):
+                files |= {f"{pointers.FOLDER}/{p}.dvc" for p in self.pointers(target) if not self.pointer_is_current(p)}
+                if not self.report_is_current(target):
+                    files.add(f"results/report/{target.job['target']}.json")
+        return files
+
+    def catch_up(self) -> None:
+        """Write pointers and reports that are behind, when nothing is left to compute."""
+        behind = set() if self.compute else self.behind()
+        for name, node in self.plan.pointers.items():
+            if f"{pointers.FOLDER}/{name}.dvc" in behind:
+                pointers.write({"pointer": name, "artifact": node.path})
+        for target in self.targets:
+            if f"results/report/{target.job['target']}.json" in behind:
+                from stages import report  # pyarrow, which most runs do not need here
+
+                report.run(target.job)
+
+    def pointers(self, target: Target) -> list[str]:
+        """Pointers that a target writes: of what is here. One that names what a remote holds stays as it is."""
+        return [p for p, node in target.pointers.items() if self.found[node.path].state in (IN_PLACE, CACHED) or node.path in self.compute]
+
+
+def difference(lying: dict[str, Any], parts: dict[str, Any], node: Node) -> str:
+    """Why a result with this manifest is not the one wanted."""
+    from stages import fingerprint
+
+    if lying["plan"] != parts["plan"]:
+        return "another configuration's result lies there"
+    if lying["code"] != parts["code"]:
+        now = {m: digest[:12] for m, digest in fingerprint.modules(STAGES[node.stage].module).items()}
+        changed = sorted(m for m in now.keys() | lying["modules"].keys() if now.get(m) != lying["modules"].get(m))
+        return f"code changed: {', '.join(changed) or parts['code']}"
+    if lying["packages"] != packages(node.stage):
+        changed = [f"{a} -> {b}" for a, b in zip(lying["packages"], parts["packages"]) if a != b]
+        return f"packages changed: {', '.join(changed)}"
+    changed = [n for n, content in parts["inputs"].items() if lying["inputs"].get(n, {}).get("content") != content]
+    return f"inputs changed: {', '.join(f'{n} ({node.inputs[n].path})' for n in changed)}"
+
+
+def _manifest(artifact: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((artifact / manifest.NAME).read_bytes())
+        return found if {"key", "outputs", "content", "modules"} <= found.keys() else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
+        return None
+
+
+def _has(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
