@@ -20,6 +20,8 @@ cluster = typer.Typer(no_args_is_help=True, help="The local Ray head, its engine
 app.add_typer(cluster, name="cluster")
 
 
+_FILES = Annotated[list[Path], typer.Option("--configfile", help="Merged over config/config.yaml, as snakemake does.")]
+_SET = Annotated[str, typer.Option("--set", help="ppo.kl_coef=0.1,..., as in snakemake's --config set=.")]
 _JOBS = Annotated[str, typer.Argument(help="File that snakemake wrote: results/work/jobs/*.tsv.")]
 
 
@@ -49,6 +51,173 @@ def track(pointer: Annotated[str, typer.Argument(help="`<model>-<plan id>`.")], 
     from stages.pointers import write
 
     write(*read(jobs, f"track/{pointer}"))
+
+
+def _planned(files: list[Path], assignments: str):
+    from stages import config_check, configuration
+    from stages.plan import Plan
+
+    return Plan(config_check.load(configuration.merged(files, assignments)), Path.cwd())
+
+
+@app.command()
+def explain(
+    artifact: Annotated[str, typer.Argument(help="A target (model, sweep, compare); with OTHER also a run or a folder of results/store.")],
+    other: Annotated[str, typer.Argument(help="Another one: print why the two differ.")] = "",
+    configfile: _FILES = [],
+    set_: _SET = "",
+) -> None:
+    """What a run would do, and why; or why two artifacts differ: parameters, code modules, packages, inputs."""
+    from rich import print as show
+
+    from stages import explain, manifest
+    from stages.config_check import nearest
+    from stages.plan import targets
+    from stages.resolve import Resolution
+    from stages.store import open_store
+
+    planned, root = _planned(configfile, set_), Path.cwd()
+    if other:
+        one, two = (manifest.read(explain.find(name, planned, root)) for name in (artifact, other))
+        show(explain.differences(one, two, open_store(str(root)), root))
+        return
+    known = targets(planned)
+    name = artifact.removesuffix("_final")
+    if name not in known:
+        raise UserError(f"{artifact}: no such target{nearest(name, known)}")
+    resolution = Resolution(planned, [known[name]], root)
+    resolution.settle(dry=True)
+    show(explain.pending(resolution, known[name]))
+
+
+@app.command()
+def lineage(
+    artifact: Annotated[str, typer.Argument(help="A model, a run (default/ppo) or a folder of results/store.")],
+    everything: Annotated[bool, typer.Option("--all", help="Show every iteration.")] = False,
+    configfile: _FILES = [],
+    set_: _SET = "",
+) -> None:
+    """What an artifact was made from, down to the data: keys, seeds, pins, versions, durations."""
+    from rich import print as show
+
+    from stages import explain
+    from stages.store import open_store
+
+    root = Path.cwd()
+    folder = explain.find(artifact, _planned(configfile, set_), root)
+    show(explain.tree_of(folder, open_store(str(root)), root, everything=everything))
+
+
+def _progress(items, what, total):
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, total=total, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+@app.command()
+def verify() -> None:
+    """Hash everything in the cache and in results/store again; put damaged files into quarantine."""
+    from stages import upkeep
+    from stages.store import open_store
+
+    root = Path.cwd()
+    store = open_store(str(root))
+    faults = upkeep.verify(store, root, _progress)
+    for fault in faults:
+        print(fault)
+    print(
+        f"{len(store.objects())} objects are whole"
+        + (f"; {len(faults)} findings: run snakemake to make good what is missing" if faults else "")
+    )
+    raise SystemExit(bool(faults))
+
+
+@app.command()
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    configfile: _FILES = [],
+    set_: _SET = "",
+) -> None:
+    """Free optimizer states that something continues from, and results that no pointer, no run and no configuration names."""
+    from rich.filesize import decimal
+
+    from stages import upkeep
+    from stages.store import open_store
+
+    root = Path.cwd()
+    store = open_store(str(root))
+    found = upkeep.garbage(store, root, _planned(configfile, set_).nodes)
+    for key, record in found.results.items():
+        m = record["manifest"]
+        print(f"result {key[:12]}: {m['model']}, {m['stage']}, {decimal(sum(e['size'] for e in m['outputs'].values()))}")
+    if found.trims:
+        print(f"optimizer states of {len(found.trims)} artifacts that a later one continues: {decimal(found.optimizer_bytes)}")
+    if not (found.objects or found.folders or found.results):
+        print("nothing to free: everything is named by a pointer or a run")
+        return
+    print(f"{len(found.objects)} objects, {decimal(found.object_bytes)} in all")
+    if yes or typer.confirm("Free them?"):
+        upkeep.collect(store, found)
+        print(f"freed {decimal(found.object_bytes)}")
+
+
+@app.command()
+def freeze(
+    target: Annotated[str, typer.Argument(help="A finished target: a model, a sweep, compare.")],
+    output: Annotated[Path, typer.Option(help="File to write (default: <target>.freeze.yaml).")] = Path(),
+) -> None:
+    """Write one file from which `rlhf rerun` makes the same run elsewhere."""
+    import yaml
+
+    from stages import freeze, manifest
+    from stages.store import open_store
+
+    root = Path.cwd()
+    frozen = freeze.freeze(target.removesuffix("_final"), open_store(str(root)), root)
+    path = output if output != Path() else Path(f"{frozen['target']}.freeze.yaml")
+    manifest.write_text(
+        path, "# Made by `rlhf freeze`; `rlhf rerun` with this file makes the same run again.\n" + yaml.safe_dump(frozen, sort_keys=False)
+    )
+    print(f"{path}: {len(frozen['artifacts'])} artifacts, code {frozen['code']['revision'][:12]}")
+
+
+@app.command()
+def rerun(
+    file: Annotated[Path, typer.Argument(help="What `rlhf freeze` wrote.")],
+    cores: Annotated[str, typer.Option(help="As snakemake's --cores.")] = "all",
+) -> None:
+    """Make a frozen run again and compare every artifact's key and bytes with those it had."""
+    import subprocess
+
+    import yaml
+
+    from stages import config_check, configuration, freeze, manifest
+    from stages.plan import Plan
+    from stages.store import open_store
+
+    try:
+        frozen = yaml.safe_load(file.read_text())
+        target = frozen["target"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        raise UserError(f"{file}: not a file of `rlhf freeze`") from None
+    for note in freeze.notes(frozen):
+        print(f"rlhf: note: {note}", file=sys.stderr)
+    raw, root = freeze.configuration(frozen, configuration.merged([])), Path.cwd()
+    planned = Plan(config_check.load(raw), root)
+    path = Path("results/work") / f"rerun-{target}.yaml"
+    manifest.write_text(path, yaml.safe_dump(raw, sort_keys=False))
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(configuration.DEFAULT.parents[1] / "workflow/Snakefile"),
+               "--workflow-profile", str(configuration.DEFAULT.parents[1] / "workflow/profiles/default"), "--directory", ".",
+               "--cores", cores, f"{target}_final" if target in planned.final else target,
+               "--replace-workflow-config", "--configfile", str(path)]  # fmt: skip
+    if subprocess.run(command).returncode:
+        raise SystemExit(1)
+    faults = freeze.compare(frozen, planned, open_store(str(root)), root)
+    for fault in faults:
+        print(fault)
+    print(f"{len(frozen['artifacts'])} artifacts: {len(frozen['artifacts']) - len(faults)} with the same key and the same bytes")
+    raise SystemExit(bool(faults))
 
 
 @app.command("config")

@@ -27,6 +27,10 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of the options that are not at their defaults."""
+        return [n for n in names if getattr(self, n) != type(self).model_fields[n].get_default(call_default_factory=True)]
+
 
 class Data(Section):
     """One data set. It becomes an Arrow file that every model naming it shares."""
@@ -90,7 +94,7 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _options_are_read(self):
-        if self.schedule == "constant" and "floor" in self.model_fields_set:
+        if self.schedule == "constant" and self.changed("floor"):
             raise ValueError("floor: not read by schedule: constant; take it out")
         return self
 
@@ -295,7 +299,7 @@ class PPO(Trained):
     @model_validator(mode="after")
     def _options_are_read(self):
         if self.estimator != "gae":
-            unread = sorted({"critic", "lam", "gamma", "value_clip"} & self.model_fields_set)
+            unread = self.changed("critic", "gamma", "lam", "value_clip")
             if unread:
                 raise ValueError(f"{unread[0]}: not read by estimator {self.estimator}, which has no critic; take it out")
         if self.estimator in ("rloo", "grpo", "dr_grpo") and self.samples_per_prompt < 2:
@@ -334,6 +338,28 @@ class Evaluation(Section):
     prompts: str = "eval_prompts"
     sampling: Sampling = Sampling()
     seed: int = 0
+
+
+class Sweep(Section):
+    """One model many times; the sweep's name is a target, `results/runs/<sweep>/` has its points, the report a table."""
+
+    model: str
+    """The model that is varied. What it is made from is shared by all points."""
+    grid: dict[str, list[Any]] = {}
+    """Option of the model (`kl_coef`, `actor.learning_rate`) -> its values; all combinations are taken."""
+    variants: dict[str, dict[str, Any]] = {}
+    """Name -> options that it changes; each is combined with the grid."""
+    seeds: list[int] = []
+    """Seeds of the model; the table gives means and standard errors over them. Empty: the model's own."""
+
+    @model_validator(mode="after")
+    def _varies(self):
+        if not (self.grid or self.variants or self.seeds):
+            raise ValueError("grid, variants and seeds are all empty: nothing would vary")
+        empty = [key for key, values in self.grid.items() if not values]
+        if empty:
+            raise ValueError(f"grid.{empty[0]}: no values")
+        return self
 
 
 class Engines(Section):
@@ -402,6 +428,7 @@ class Config(Section):
     data: dict[str, Data]
     models: dict[str, Model]
     evaluation: Evaluation = Evaluation()
+    sweeps: dict[str, Sweep] = {}
     hardware: Hardware = Hardware()
     cluster: Cluster = Cluster()
 

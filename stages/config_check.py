@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from stages.config import POLICIES, STAGES, Config, Data
+from stages import sweeps
+from stages.config import POLICIES, STAGES, Config, Data, Sweep
 from stages.errors import UserError
+
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 
 def nearest(word: str, words) -> str:
@@ -66,6 +71,11 @@ def load(raw: dict[str, Any]) -> Config:
     for assignment in filter(None, str(raw.pop("set", "") or "").split(",")):
         _assign(raw, assignment)
     try:
+        found = {name: Sweep.model_validate(sweep) for name, sweep in _mapping(raw, "sweeps").items()}
+    except ValidationError as error:
+        raise UserError("\n".join(f"config: sweeps: {_say(e)}" for e in error.errors())) from None
+    raw = sweeps.expand(raw, found)
+    try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise UserError("\n".join(f"config: {_say(e)}" for e in error.errors())) from None
@@ -73,6 +83,13 @@ def load(raw: dict[str, Any]) -> Config:
     if faults:
         raise UserError("\n".join(f"config: {fault}" for fault in faults))
     return config
+
+
+def _mapping(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    found = raw.get(key) or {}
+    if not isinstance(found, dict):
+        raise UserError(f"config: {key}: a mapping of names is wanted")
+    return found
 
 
 def _assign(raw: dict, assignment: str) -> None:
@@ -109,7 +126,10 @@ def _broken_references(config: Config):
         if found.kind not in kinds:
             return f"{path}: data set '{name}' holds {found.kind}; wanted {' or '.join(kinds)}"
 
-    faults = []
+    faults = [f"{kind}.{name}: a name has letters, digits, '.', '_' and '-' only"
+              for kind in ("data", "models", "sweeps") for name in getattr(config, kind) if not _NAME.match(name)]  # fmt: skip
+    if "compare" in config.models:
+        faults.append("models.compare: this name is the target of all models together; take another")
     for name, m in config.models.items():
         at = f"models.{name}"
         if m.stage == "pretrain":

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+PLUMBING = {"stages.errors", "stages.manifest", "stages.plan", "stages.runner", "stages.cluster.actors", "stages.cluster.placement"}
+"""Modules that carry results about and make none: whatever is edited in them, or in what they import, no number changes."""
 _REFERENCE = re.compile(r"^stages(\.\w+)+:\w+$")
 
 
@@ -51,20 +53,21 @@ def _parsed(module: str) -> tuple[str, frozenset[str]]:
     return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(tree)).encode()).hexdigest(), ours
 
 
-def modules(module: str) -> dict[str, str]:
-    """Every module of ours that `module` reaches, itself included, with the hash of what its code means."""
-    reached, waiting = {}, [module]
+def modules(*roots: str) -> dict[str, str]:
+    """Every module of ours that the roots reach, themselves included, with the hash of what its code means."""
+    reached, waiting = {}, list(roots)
     while waiting:
         name = waiting.pop()
-        if name not in reached:
+        if name not in reached and name not in PLUMBING:
             reached[name], imports = _parsed(name)
             waiting += imports
     return dict(sorted(reached.items()))
 
 
-def fingerprint(module: str) -> str:
-    """Hash over the import closure of `module`; 16 hexadecimal digits."""
-    return hashlib.sha256(repr(modules(module)).encode()).hexdigest()[:16]
+@cache
+def fingerprint(*roots: str) -> str:
+    """Hash over the import closure of the roots; 16 hexadecimal digits."""
+    return hashlib.sha256(repr(modules(*roots)).encode()).hexdigest()[:16]
 
 
 def code_id() -> str:

@@ -33,11 +33,12 @@ def ancestry(store: Store, made: dict[str, Any], root: Path) -> dict[str, dict[s
         waiting.append((at, True))
         for made_from in at["inputs"].values():
             if made_from["key"] not in found:
-                waiting.append((_manifest(store, made_from, root), False))
+                waiting.append((manifest_of(store, made_from, root), False))
     return found
 
 
-def _manifest(store: Store, made_from: dict[str, str], root: Path) -> dict[str, Any]:
+def manifest_of(store: Store, made_from: dict[str, str], root: Path) -> dict[str, Any]:
+    """The manifest of an input, as another manifest names it: {path, key}. Raises UserError when it is not known here."""
     path = root / made_from["path"]
     if (path / manifest.NAME).exists():
         lying = manifest.read(path)
@@ -59,7 +60,7 @@ def _place(at: dict[str, Any], made: dict[str, Any], root: Path) -> str:
 
 def write(path: Path, store: Store, artifact: Path, root: Path) -> None:
     lines = [
-        json.dumps({"key": key, **record}, sort_keys=True, ensure_ascii=False)
+        json.dumps({"key": key, "files": record["files"], "manifest": record["manifest"]}, sort_keys=True, ensure_ascii=False)
         for key, record in ancestry(store, manifest.read(root / artifact), root).items()
     ]
     manifest.write_text(root / path, "\n".join(lines) + "\n")

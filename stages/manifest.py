@@ -13,9 +13,9 @@ from stages.errors import UserError
 NAME = "manifest.json"
 
 
-def hash_file(path: Path) -> str:
+def hash_file(path: Path, algorithm: str = "sha256") -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def hash_tree(folder: Path) -> dict[str, dict[str, Any]]:

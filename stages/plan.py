@@ -16,6 +16,7 @@ from typing import Any
 from stages import fingerprint, manifest
 from stages.config import Config, Data
 from stages.errors import UserError
+from stages.sweeps import points as swept
 
 STORE = "results/store"
 
@@ -28,6 +29,11 @@ class Stage:
     version: int
     outputs: tuple[str, ...]
     packages: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Modules whose import closures make the stage's result; what computes with packages does it on the cluster."""
+        return (self.module, *(("stages.cluster.groups",) if self.packages else ()))
 
 
 _TRAINING = ("torch", "transformers", "tokenizers", "deepspeed", "accelerate", "numpy")
@@ -100,7 +106,7 @@ class Node:
             "model": self.model,
             "params": self.params,
             "plan": self.plan_id,
-            "code": fingerprint.fingerprint(stage.module) if self.policy == "strict" else f"version {stage.version}",
+            "code": fingerprint.fingerprint(*stage.code) if self.policy == "strict" else f"version {stage.version}",
             "inputs": {name: node.path for name, node in self.inputs.items()},
             "out": self.path,
             "hints": self.hints,
@@ -115,7 +121,7 @@ class Plan:
         self.nodes: dict[str, Node] = {}
         self.final: dict[str, Node] = {}
         self.evaluations: dict[str, Node] = {}
-        self._data: dict[str, Node] = {}
+        self.data_nodes: dict[str, Node] = {}
         for name in config.models:
             self._model(name)
         for name, model in config.models.items():
@@ -128,7 +134,7 @@ class Plan:
         return self.nodes.setdefault(node.path, node)
 
     def data(self, name: str) -> Node:
-        if name not in self._data:
+        if name not in self.data_nodes:
             section = self.config.data[name]
             params = section.model_dump(exclude_defaults=True) | {"kind": section.kind, "source": section.source}
             if section.source == "synthetic":
@@ -137,8 +143,8 @@ class Plan:
                     params |= {"noise": section.noise}
             elif not section.source.startswith("hf:"):
                 params |= {"pin": _pin(self.root, name, section)}
-            self._data[name] = self._add("data", name, params)
-        return self._data[name]
+            self.data_nodes[name] = self._add("data", name, params)
+        return self.data_nodes[name]
 
     def _model(self, name: str) -> Node:
         if name in self.final:
@@ -312,9 +318,12 @@ class Target:
 
 
 def targets(plan: Plan) -> dict[str, Target]:
-    """One target for every model, and `compare` for all policies together."""
+    """One target for every model and every sweep, and `compare` for all policies together that are no sweep's."""
+    sweeps = {name: swept(name, sweep) for name, sweep in plan.config.sweeps.items()}
+    points = {point.model for found in sweeps.values() for point in found}
     wanted = {name: [name] for name in plan.config.models}
-    wanted["compare"] = list(plan.evaluations)
+    wanted["compare"] = [name for name in plan.evaluations if name not in points]
+    wanted |= {name: [point.model for point in found] for name, found in sweeps.items()}
     found = {}
     for target, models in wanted.items():
         evaluations = {m: plan.evaluations[m] for m in models if m in plan.evaluations}
@@ -329,14 +338,23 @@ def targets(plan: Plan) -> dict[str, Target]:
             "models": {m: node.path for m, node in made.items()},
             "evaluations": {m: e.path for m, e in evaluations.items()},
             "baseline": plan.config.evaluation.baseline,
-            "experiment": plan.config.experiment,
+            "experiment": target if target in sweeps else plan.config.experiment,
             "iterations": {
                 m: sorted(p for p in closure if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.folder
             },
+            "sweep": {point.model: point.label for point in sweeps.get(target, ())},
+            "config": _used(plan, made, closure),
             "code": fingerprint.fingerprint("stages.report"),
         }
         found[target] = Target(core, closure, pointers, job)
     return found
+
+
+def _used(plan: Plan, models: dict[str, Node], closure: dict[str, Node]) -> dict[str, Any]:
+    """The part of the configuration that a target depends on, every default written out."""
+    whole = plan.config.model_dump(mode="json", by_alias=True, exclude={"hardware", "cluster", "sweeps"})
+    data = {name: whole["data"][name] for name, node in plan.data_nodes.items() if node.path in closure}
+    return whole | {"data": data, "models": {m: whole["models"][m] for m in models}}
 
 
 def runtime(config: Config) -> str:

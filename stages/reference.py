@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stages import arrow
-from stages.algorithms.kto import mismatched_rows
+from stages.algorithms.mismatch import mismatched_rows
 from stages.cluster.groups import source
 from stages.cluster.rows import Rows
 from stages.rated import load

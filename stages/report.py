@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,14 @@ def run(job: dict[str, Any]) -> None:
         evaluations |= {n: p for n, p in other["evaluations"].items() if (Path(p) / manifest.NAME).exists()}
         models |= {n: p for n, p in other["models"].items() if (Path(p) / manifest.NAME).exists()}
         iterations |= other["iterations"]
-    rows = [_row(name, Path(path)) for name, path in evaluations.items()]
+    if job["sweep"]:
+        manifest.write_text(REPORT / f"{job['target']}.md", _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, {}))
+        return
+    manifest.write_text(REPORT / f"{job['target']}.md", _summary(rows, job["baseline"], {}, {}))
+    ordered = sorted(evaluations, key=lambda name: name != job["baseline"])
+    rows = [_row(name, Path(evaluations[name])) for name in ordered]
     manifest.write_json(REPORT / "summary.json", rows)
-    manifest.write_text(REPORT / "summary.md", _summary(rows, job["baseline"], models, evaluations))
+    manifest.write_text(REPORT / "summary.md", _summary(rows, job["baseline"], models, {n: evaluations[n] for n in ordered}))
     manifest.write_text(REPORT / "timings.md", _timings(iterations))
 
 
@@ -48,6 +54,7 @@ def _link(job: dict[str, Any]) -> None:
     for name, path in job["models"].items():
         if not (Path(path) / manifest.NAME).exists():
             continue  # an ancestor that nothing needed here
+        name = name.removeprefix(f"{job['target']}-") if job["sweep"] else name
         temporary = runs / f".{name}.{os.getpid()}"
         temporary.symlink_to(os.path.relpath(Path(path) / "model", runs))
         temporary.replace(runs / name)
@@ -91,6 +98,24 @@ def _summary(rows: list[dict], baseline: str, models: dict[str, str], evaluation
         parts += ["\n## Reward models\n", table(["model", "right on held-out pairs", "pairs", "mean score", "std"], judged)]
     parts += ["\n## Answers\n", *_answers(evaluations)]
     return "\n".join(parts) + "\n"
+
+
+def _points(rows: list[dict], job: dict) -> str:
+    """A row for each setting of a sweep: means over its seeds, with the standard error of the mean where there are several."""
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        if row["model"] in job["sweep"]:
+            groups.setdefault(job["sweep"][row["model"]], []).append(row)
+    lines = []
+    for label, of in groups.items():
+        rates = [100 * r["win_rate"] for r in of]
+        error = statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 100 * of[0]["win_rate_se"]
+        mean = lambda column: statistics.fmean(r[column] for r in of)
+        lines.append([label, len(of), f"{statistics.fmean(rates):.1f} ± {error:.1f} %", _number(mean("gold_reward")),
+                      _number(mean("reward_model_score"), 2), _number(mean("kl"), 2), _number(mean("response_length"), 1)])  # fmt: skip
+    return table(["setting", "seeds", f"win rate against {job['baseline']}", "gold reward", "reward model", "KL", "length"], lines) + (
+        "\n\n± is the standard error of the mean over seeds; of one seed, that over prompts.\n\n## Every point\n"
+    )
 
 
 def _answers(evaluations: dict[str, str]):

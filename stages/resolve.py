@@ -216,7 +216,7 @@ def difference(lying: dict[str, Any], parts: dict[str, Any], node: Node) -> str:
     if lying["plan"] != parts["plan"]:
         return "another configuration's result lies there"
     if lying["code"] != parts["code"]:
-        now = {m: digest[:12] for m, digest in fingerprint.modules(STAGES[node.stage].module).items()}
+        now = {m: digest[:12] for m, digest in fingerprint.modules(*STAGES[node.stage].code).items()}
         changed = sorted(m for m in now.keys() | lying["modules"].keys() if now.get(m) != lying["modules"].get(m))
         return f"code changed: {', '.join(changed) or parts['code']}"
     if lying["packages"] != packages(node.stage):

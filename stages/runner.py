@@ -107,7 +107,8 @@ def _put_in_place(root: Path, job: dict, key: str, store: Store, started: float)
     made = store.restore(key, work / "restored")
     if made is None:
         return False
-    info = {"status": "restored", "started": started, "finished": time.time(), "phases": {}}
+    computed = (store.record(key) or {}).get("info")
+    info = {"status": "restored", "started": started, "finished": time.time(), "phases": {}, "computed": computed}
     _publish(work / "restored", root / job["out"], manifest.of_job(made, job), info, work)
     return True
 
@@ -141,11 +142,11 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
                 if missing:
                     raise RuntimeError(f"stage {job['stage']} did not write {', '.join(missing)}")
                 made = _manifest(job, key, parts, inputs, context)
-                store.put(key, context.out, made)
                 info = {
-                    "status": "computed", "started": started, "host": socket.gethostname(), "phases": context.phases,
-                    **context.info,
+                    "status": "computed", "started": started, "finished": time.time(), "host": socket.gethostname(),
+                    "phases": context.phases, **context.info,
                 }  # fmt: skip
+                store.put(key, context.out, made, info)
             info["finished"] = time.time()
             _publish(context.out, target, made, info, work)
             for role in context.warm_roles:
@@ -166,7 +167,7 @@ def _manifest(job: dict, key: str, parts: dict, inputs: dict[str, dict], context
         "plan": job["plan"],
         "version": job["version"],
         "code": job["code"],
-        "modules": {name: digest[:12] for name, digest in fingerprint.modules(plan.STAGES[job["stage"]].module).items()},
+        "modules": {name: digest[:12] for name, digest in fingerprint.modules(*plan.STAGES[job["stage"]].code).items()},
         "packages": parts["packages"],
         "params": job["params"],
         "inputs": {n: {"path": job["inputs"][n], "key": i["key"], "content": i["content"]} for n, i in inputs.items()},

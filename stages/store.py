@@ -21,7 +21,7 @@ from stages import manifest
 from stages.errors import UserError
 
 _LOCK = threading.Lock()
-_HASHING = min(8, os.cpu_count() or 1)
+HASHING = min(8, os.cpu_count() or 1)
 """Threads that hash; hashing releases the interpreter."""
 
 
@@ -46,7 +46,7 @@ class Store:
     # -- records ------------------------------------------------------------------------------------------------------
 
     def record(self, key: str) -> dict[str, Any] | None:
-        """What a run key made: {files: path -> object, manifest}, or None."""
+        """What a run key made: {files: path -> object, manifest, perhaps info}, or None."""
         try:
             return json.loads(self._record(key).read_text())
         except (FileNotFoundError, ValueError):
@@ -77,6 +77,17 @@ class Store:
         """Where an object lies in the cache."""
         return Path(self.cache.oid_to_path(oid))
 
+    def objects(self) -> list[str]:
+        """Names of all objects in the cache, sorted."""
+        return sorted(path.parent.name + path.name for path in Path(self.cache.path).glob("??/*") if len(path.name) in (30, 34))
+
+    def tree(self, oid: str) -> list[str]:
+        """Objects that a folder's object lists; none when it is not here."""
+        try:
+            return [entry["md5"] for entry in json.loads(self.path(oid).read_text())]
+        except (FileNotFoundError, ValueError):
+            return []
+
     def lacks(self, oids: Iterable[str]) -> list[str]:
         """Those objects that are not in the local cache."""
         return [oid for oid in oids if not self.path(oid).is_file()]
@@ -95,10 +106,10 @@ class Store:
         files = {e["relpath"]: e["md5"] for e in made.as_list()} if path.is_dir() else {}
         return made.hash_info.value, files
 
-    def put(self, key: str, folder: Path, made: dict[str, Any]) -> None:
-        """Store a finished folder under its run key."""
+    def put(self, key: str, folder: Path, made: dict[str, Any], info: dict[str, Any]) -> None:
+        """Store a finished folder under its run key; info: when, where and how it was made, of no consequence."""
         _, files = self.add(folder)
-        self.replace(key, {"files": files, "manifest": made})
+        self.replace(key, {"files": files, "manifest": made, "info": info})
 
     def adopt(self, artifact: Path, made: dict[str, Any]) -> dict[str, Any]:
         """Store an artifact that lies in its place and has no record; returns its record."""
@@ -123,7 +134,7 @@ class Store:
         for name, oid in record["files"].items():
             _link(self.path(oid), folder / name)
         expected = record["manifest"]["outputs"]
-        with ThreadPoolExecutor(_HASHING) as pool:
+        with ThreadPoolExecutor(HASHING) as pool:
             right = pool.map(lambda name: manifest.hash_file(folder / name) == expected[name]["sha256"], record["files"])
             damaged = [name for name, same in zip(record["files"], right) if not same]
         if damaged:
@@ -162,7 +173,9 @@ class Store:
             self.repo.cloud.pull([HashInfo("md5", oid) for oid in missing])
         except Exception as error:  # each kind of remote has errors of its own
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"DVC remote '{self.remote}': {reason}; mend it, or take it out with `dvc remote remove {self.remote}`") from None
+            raise UserError(
+                f"DVC remote '{self.remote}': {reason}; mend it, or take it out with `dvc remote remove {self.remote}`"
+            ) from None
         return self.lacks(missing)
 
 

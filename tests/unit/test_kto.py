@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from stages.algorithms.kto import kto_kl, kto_loss, mismatched_rows
+from stages.algorithms.kto import kto_kl, kto_loss
+from stages.algorithms.mismatch import mismatched_rows
 from stages.algorithms.loss import divide_metrics
 
 NAN = float("nan")

@@ -106,9 +106,13 @@ def test_comments_and_docstrings_do_not_change_a_fingerprint_and_code_does(tmp_p
     package.mkdir()
     monkeypatch.setattr(fingerprint, "ROOT", package)
 
+    def forget() -> None:
+        fingerprint._parsed.cache_clear()
+        fingerprint.fingerprint.cache_clear()
+
     def of(text: str) -> str:
         (package / "one.py").write_text(text)
-        fingerprint._parsed.cache_clear()
+        forget()
         return fingerprint.fingerprint("stages.one")
 
     (package / "two.py").write_text("X = 1\n")
@@ -117,14 +121,22 @@ def test_comments_and_docstrings_do_not_change_a_fingerprint_and_code_does(tmp_p
     assert of("from stages.two import X\nY = 2\n") != first
     (package / "two.py").write_text("X = 2\n")
     assert of("from stages.two import X\n") != first
-    fingerprint._parsed.cache_clear()
+    forget()
 
 
-def test_a_loss_named_in_a_string_is_part_of_the_stage_that_names_it():
-    assert "stages.algorithms.kto" in fingerprint.modules("stages.kto")
-    assert "stages.algorithms.kto" not in fingerprint.modules("stages.dpo") or "stages.reference" not in fingerprint.modules("stages.dpo")
-    assert "stages.algorithms.preference" not in fingerprint.modules("stages.kto")
-    assert "stages.algorithms.ppo" not in fingerprint.modules("stages.sft")
+def test_a_loss_named_in_a_string_is_part_of_the_stage_that_names_it_and_of_no_other():
+    of = lambda stage: fingerprint.modules(*plan.STAGES[stage].code)
+    assert "stages.algorithms.kto" in of("kto")
+    assert [s for s in plan.STAGES if "stages.algorithms.kto" in of(s)] == ["kto"]
+    assert [s for s in plan.STAGES if "stages.algorithms.preference" in of(s)] == ["dpo"]
+    assert "stages.algorithms.ppo" not in of("sft")
+
+
+def test_whatever_computes_on_the_cluster_has_engines_and_trainers_in_its_code_and_no_plumbing():
+    for name, stage in plan.STAGES.items():
+        modules = fingerprint.modules(*stage.code)
+        assert ("stages.cluster.engine" in modules) == ("stages.cluster.trainer" in modules) == bool(stage.packages), name
+        assert not {"stages.config", "stages.plan", "stages.store", "stages.runner", "stages.cluster.head"} & modules.keys()
 
 
 def test_every_stage_is_a_module_with_a_run_function():

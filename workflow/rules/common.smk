@@ -40,13 +40,19 @@ HEAVY = workflow.cores or 1
 """Stages that compute take the whole machine, one after the other: the cluster's processes are planned for it."""
 
 
+def rule_name(target):
+    """`compare` and sweeps are called by their names, models by `<model>_final`."""
+    return f"{target}_final" if target in PLAN.final else target
+
+
 def requested():
     """Targets and artifacts that Snakemake is asked for, by rule or by file."""
     targets, nodes = [], []
+    by_rule = {rule_name(name): target for name, target in TARGETS.items()}
     for name in map(str, workflow.dag_settings.targets):
         file = os.path.relpath(name) if os.sep in name else name
-        if name.removesuffix("_final") in TARGETS:
-            targets.append(TARGETS[name.removesuffix("_final")])
+        if name in by_rule:
+            targets.append(by_rule[name])
         elif file.startswith("results/report/") and Path(file).stem in TARGETS:
             targets.append(TARGETS[Path(file).stem])
         elif file.startswith(f"{pointers.FOLDER}/") and Path(file).stem in PLAN.pointers:

@@ -52,14 +52,13 @@ for _name, _target in TARGETS.items():
 
     rule:
         name:
-            _name if _name == "compare" else f"{_name}_final"
+            rule_name(_name)
         input:
             lambda w, target=_target: products(target),
         message:
-            f"all of {_name if _name == 'compare' else f'{_name}_final'} is there"
+            f"{rule_name(_name)} is complete"
 
 
 onsuccess:
-    summary = Path("results/report/summary.md")
-    if summary.exists():
-        print(summary.read_text().partition("\n## ")[0].strip(), flush=True)
+    for _asked in resolution().targets:
+        print(Path("results/report", f"{_asked.job['target']}.md").read_text().partition("\n## ")[0].strip(), flush=True)

@@ -1,0 +1,132 @@
+"""Looking after the store: `verify` hashes everything again, `gc` frees what no pointer and no run names."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages import lineage, manifest, pointers
+from stages.store import HASHING, Store
+
+Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
+"""Shows progress over an iterable: (items, what, how many)."""
+
+
+def verify(store: Store, root: Path, track: Track) -> list[str]:
+    """Every object against its name, every artifact in place against its manifest; a line for each that was damaged.
+
+    Damaged objects go to quarantine, with the records that name them; a damaged artifact loses its manifest: nothing uses
+    it, and the next run restores it or makes it again.
+    """
+    faults = []
+    objects = store.objects()
+    with ThreadPoolExecutor(HASHING) as pool:
+        right = pool.map(lambda o: manifest.hash_file(store.path(o), "md5") == o.removesuffix(".dir"), objects)
+        damaged = {oid for oid, same in zip(objects, track(right, "objects", len(objects))) if not same}
+        for oid in sorted(damaged):
+            store.put_away(oid)
+            faults.append(f"object {oid}: damaged; moved to {store.quarantine / oid}")
+        for key, record in store.all_records() if damaged else ():
+            if damaged & set(record["files"].values()):
+                store.forget(key)
+                faults.append(
+                    f"record {key[:12]} ({record['manifest']['model']}, {record['manifest']['stage']}): no longer whole; forgotten"
+                )
+        artifacts = [path.parent for path in sorted((root / "results/store").rglob(manifest.NAME))]
+        for artifact, broken in zip(artifacts, track(pool.map(_broken, artifacts), "artifacts", len(artifacts))):
+            if broken:
+                (artifact / manifest.NAME).unlink()
+                faults.append(f"{artifact.relative_to(root)}: {', '.join(broken)} damaged or missing; not used any more")
+    return faults
+
+
+def _broken(artifact: Path) -> list[str]:
+    def right(name: str, expected: dict) -> bool:
+        path = artifact / name
+        if not path.is_file():
+            return name.startswith("optimizer/")  # trimmed
+        return path.stat().st_size == expected["size"] and manifest.hash_file(path) == expected["sha256"]
+
+    return [name for name, expected in manifest.read(artifact)["outputs"].items() if not right(name, expected)]
+
+
+@dataclass
+class Garbage:
+    """What could go: optimizer states that something continues from already, and results that nothing names."""
+
+    trims: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Key -> record as it would be without its optimizer."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+    """Folders and files in results/store and results/work."""
+    objects: list[str] = field(default_factory=list)
+    optimizer_bytes: int = 0
+    object_bytes: int = 0
+
+
+def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
+    """What neither a pointer in data/checkpoints/ nor a run in results/runs/ names, directly or as an ancestor, and what
+    is not part of the present plan (its folders): half a run is not garbage."""
+    found = Garbage()
+    records = dict(store.all_records())
+    kept = _named(store, root, records)
+    kept |= {manifest.read(root / path)["key"] for path in planned if (root / path / manifest.NAME).exists()}
+    continued = {i["key"] for key in kept if key in records for name, i in records[key]["manifest"]["inputs"].items() if name == "previous"}
+    pinned = {out["md5"] for _, pointer in pointers.all_pointers(root) for out in pointer["outs"]}
+    pinned |= {oid for tree in pinned if tree.endswith(".dir") for oid in store.tree(tree)}
+    places: dict[str, list[Path]] = {}
+    for path in (root / "results/store").rglob(manifest.NAME):
+        places.setdefault(manifest.read(path.parent)["key"], []).append(path.parent)
+    for key, record in records.items():
+        if key not in kept:
+            found.results[key] = record
+        elif key in continued:
+            optimizer = {n: o for n, o in record["files"].items() if n.startswith("optimizer/") and o not in pinned}
+            if optimizer:
+                found.trims[key] = record | {"files": {n: o for n, o in record["files"].items() if n not in optimizer}}
+                found.optimizer_bytes += sum(record["manifest"]["outputs"][n]["size"] for n in optimizer)
+                found.folders += [artifact / n for artifact in places.get(key, []) for n in optimizer if (artifact / n).exists()]
+    for key, artifacts in places.items():
+        if key not in kept:
+            found.folders += artifacts
+    needed = pinned | {o for key in kept if key in records for o in found.trims.get(key, records[key])["files"].values()}
+    found.objects = [oid for oid in store.objects() if oid not in needed]
+    found.object_bytes = sum(store.path(oid).stat().st_size for oid in found.objects)
+    return found
+
+
+def collect(store: Store, found: Garbage) -> None:
+    """Free it: records first, so that nothing names an object that is gone."""
+    for key, record in found.trims.items():
+        store.replace(key, record)
+    for key in found.results:
+        store.forget(key)
+    for path in found.folders:
+        if path.is_dir():
+            (path / manifest.NAME).unlink()  # not taken for an artifact while it goes
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for oid in found.objects:
+        store.path(oid).unlink()
+
+
+def _named(store: Store, root: Path, records: dict[str, dict]) -> set[str]:
+    """Keys of artifacts that pointers or runs name, of their evaluations, and of all they were made from."""
+    start = {pointer["meta"]["run_key"] for _, pointer in pointers.all_pointers(root)}
+    for link in (root / "results/runs").glob("*/*"):
+        artifact = link.resolve().parent
+        if (artifact / manifest.NAME).exists():
+            start.add(manifest.read(artifact)["key"])
+    kept: set[str] = set()
+    for key in start & records.keys():
+        kept |= lineage.ancestry(store, records[key]["manifest"], root).keys()
+    for key, record in records.items():
+        inputs = record["manifest"]["inputs"]
+        if record["manifest"]["stage"] == "evaluate" and inputs["policy"]["key"] in start:
+            kept |= lineage.ancestry(store, record["manifest"], root).keys()
+    return kept | start
