@@ -20,7 +20,7 @@ cluster = typer.Typer(no_args_is_help=True, help="The local Ray head, its engine
 app.add_typer(cluster, name="cluster")
 
 
-_FILES = Annotated[list[Path], typer.Option("--configfile", help="Merged over config/config.yaml, as snakemake does.")]
+_FILES = Annotated[list[Path] | None, typer.Option("--configfile", help="Merged over config/config.yaml, as snakemake does.")]
 _SET = Annotated[str, typer.Option("--set", help="ppo.kl_coef=0.1,..., as in snakemake's --config set=.")]
 _JOBS = Annotated[str, typer.Argument(help="File that snakemake wrote: results/work/jobs/*.tsv.")]
 
@@ -53,18 +53,18 @@ def track(pointer: Annotated[str, typer.Argument(help="`<model>-<plan id>`.")], 
     write(*read(jobs, f"track/{pointer}"))
 
 
-def _planned(files: list[Path], assignments: str):
+def _planned(files: list[Path] | None, assignments: str):
     from stages import config_check, configuration
     from stages.plan import Plan
 
-    return Plan(config_check.load(configuration.merged(files, assignments)), Path.cwd())
+    return Plan(config_check.load(configuration.merged(files or [], assignments)), Path.cwd())
 
 
 @app.command()
 def explain(
     artifact: Annotated[str, typer.Argument(help="A target (model, sweep, compare); with OTHER also a run or a folder of results/store.")],
     other: Annotated[str, typer.Argument(help="Another one: print why the two differ.")] = "",
-    configfile: _FILES = [],
+    configfile: _FILES = None,
     set_: _SET = "",
 ) -> None:
     """What a run would do, and why; or why two artifacts differ: parameters, code modules, packages, inputs."""
@@ -94,7 +94,7 @@ def explain(
 def lineage(
     artifact: Annotated[str, typer.Argument(help="A model, a run (default/ppo) or a folder of results/store.")],
     everything: Annotated[bool, typer.Option("--all", help="Show every iteration.")] = False,
-    configfile: _FILES = [],
+    configfile: _FILES = None,
     set_: _SET = "",
 ) -> None:
     """What an artifact was made from, down to the data: keys, seeds, pins, versions, durations."""
@@ -136,7 +136,7 @@ def verify() -> None:
 @app.command()
 def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    configfile: _FILES = [],
+    configfile: _FILES = None,
     set_: _SET = "",
 ) -> None:
     """Free optimizer states that something continues from, and results that no pointer, no run and no configuration names."""

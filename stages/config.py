@@ -108,6 +108,8 @@ class Trained(Section):
     """Of weights and arithmetic; gradients and optimizer stay float32."""
     save_every: PositiveInt = 100
     """Optimizer steps between two resumable states; not part of any identity."""
+    save_minutes: PositiveFloat = 10.0
+    """Minutes between two resumable states, should that be sooner; not part of any identity."""
 
 
 class Import(Section):

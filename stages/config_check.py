@@ -12,7 +12,6 @@ from stages import sweeps
 from stages.config import POLICIES, STAGES, Config, Data, Sweep
 from stages.errors import UserError
 
-
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 

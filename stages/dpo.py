@@ -26,7 +26,7 @@ def run(context) -> None:
         rows,
         Recipe("stages.algorithms.objectives.preference:Preference", params["optimizer"], params["epochs"], params["seed"],
                {k: params[k] for k in ("loss", "beta", "label_smoothing", "robust", "average_logprobs")},
-               save_every=context.hints["save_every"], state=str(context.state)),
+               **context.hints, state=str(context.state)),
         "training",
         folder=context.out / "model",
         tokenizer_from=base,

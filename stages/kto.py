@@ -33,7 +33,7 @@ def run(context) -> None:
         rows,
         Recipe("stages.algorithms.objectives.kto:KTO", params["optimizer"], params["epochs"], params["seed"],
                {k: params[k] for k in ("beta", "desirable_weight", "undesirable_weight")},
-               save_every=context.hints["save_every"], state=str(context.state)),
+               **context.hints, state=str(context.state)),
         "training",
         companion=mismatched,
         folder=context.out / "model",

@@ -151,7 +151,7 @@ class Plan:
             return self.final[name]
         model = self.config.models[name]
         params = model.model_dump(by_alias=True)
-        hints = {"save_every": params.pop("save_every")} if "save_every" in params else {}
+        hints = {name: params.pop(name) for name in ("save_every", "save_minutes") if name in params}
         if model.stage == "import":
             pins = {} if not Path(model.source).is_dir() else {"pin": _pin_folder(Path(model.source))}
             node = self._add("import", name, {"source": model.source, "revision": model.revision, **pins})

@@ -30,7 +30,7 @@ def run(context) -> None:
         Source(f"fresh:{context.key}", str(fresh), "causal", params["precision"]),
         rows,
         Recipe("stages.algorithms.objectives.sft:Likelihood", params["optimizer"], params["epochs"], params["seed"],
-               save_every=context.hints["save_every"], state=str(context.state)),
+               **context.hints, state=str(context.state)),
         "training",
         folder=context.out / "model",
         tokenizer_from=fresh,

@@ -110,9 +110,9 @@ def _points(rows: list[dict], job: dict) -> str:
     for label, of in groups.items():
         rates = [100 * r["win_rate"] for r in of]
         error = statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 100 * of[0]["win_rate_se"]
-        mean = lambda column: statistics.fmean(r[column] for r in of)
-        lines.append([label, len(of), f"{statistics.fmean(rates):.1f} ± {error:.1f} %", _number(mean("gold_reward")),
-                      _number(mean("reward_model_score"), 2), _number(mean("kl"), 2), _number(mean("response_length"), 1)])  # fmt: skip
+        means = {column: statistics.fmean(r[column] for r in of) for column in COLUMNS if of[0][column] is not None and column != "model"}
+        lines.append([label, len(of), f"{statistics.fmean(rates):.1f} ± {error:.1f} %", _number(means["gold_reward"]),
+                      _number(means["reward_model_score"], 2), _number(means["kl"], 2), _number(means["response_length"], 1)])  # fmt: skip
     return table(["setting", "seeds", f"win rate against {job['baseline']}", "gold reward", "reward model", "KL", "length"], lines) + (
         "\n\n± is the standard error of the mean over seeds; of one seed, that over prompts.\n\n## Every point\n"
     )

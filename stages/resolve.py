@@ -119,7 +119,7 @@ class Resolution:
         """Put in place what needs no computing (unless dry), and list the rest in `compute`."""
         from stages import runner
 
-        wanted, whole = set(self.core), set()
+        wanted, whole = set(self.core) | self._lost(), set()
         linked = fetched = 0
         for path, node in reversed(self.closure.items()):
             f = self.found[path]
@@ -148,6 +148,12 @@ class Resolution:
         if linked or fetched:
             counts = [(linked, "linked from the cache"), (fetched, "fetched from the remote")]
             say(f"without computing: {', '.join(f'{n} {how}' for n, how in counts if n)}")
+
+    def _lost(self) -> set[str]:
+        """Models that pointers name and that are nowhere any more, neither here nor in a remote."""
+        named = {name: node.path for target in self.targets for name, node in target.pointers.items()}
+        lost = {name: path for name, path in named.items() if self.found[path].state == COMPUTE}
+        return {path for name, path in lost.items() if (self.root / pointers.FOLDER / f"{name}.dvc").exists()}
 
     def stale(self) -> set[str]:
         """Manifests in whose place another result lies: Snakemake must not take them for done."""

@@ -21,7 +21,7 @@ def run(context) -> None:
         start,
         rows,
         Recipe("stages.algorithms.objectives.pairs:BradleyTerry", params["optimizer"], params["epochs"], params["seed"],
-               save_every=context.hints["save_every"], state=str(context.state)),
+               **context.hints, state=str(context.state)),
         "training",
         folder=context.out / "model",
         tokenizer_from=base,

@@ -27,8 +27,10 @@ def run(context) -> None:
     asked = [(row, tokens, sample) for row, tokens in zip(chosen, ids) for sample in range(params["samples_per_prompt"])]
     seeds = [sample_seed(params["seed"], params["iteration"], row["id"], sample) for row, _, sample in asked]
 
-    kept = context.state / "finished.jsonl"
-    finished = {i: tuple(r) for line in _lines(kept) for i, r in json.loads(line)}
+    kept, asked_for = context.state / "finished.jsonl", context.state / "asked"
+    finished = {i: tuple(r) for line in _whole_lines(kept) for i, r in json.loads(line)}
+    if asked_for.exists():
+        context.resumed("generation", len(finished), int(asked_for.read_text()) - len(finished), "responses")
 
     def keep(new: dict[int, tuple]) -> None:
         with kept.open("a") as file:
@@ -37,6 +39,7 @@ def run(context) -> None:
     results = cluster.generate(
         state_id, folder, precision, [t for _, t, _ in asked], seeds, temperature=sampling["temperature"],
         max_tokens=sampling["max_tokens"], stop=stop, phase="generation", finished=finished, keep=keep,
+        asking=lambda n: manifest.write_text(asked_for, str(n)),
     )  # fmt: skip
     probes = cluster.generate(
         state_id, folder, precision, ids[:_PROBES], [0] * min(_PROBES, len(ids)), temperature=0.0,
@@ -79,6 +82,11 @@ def sample_seed(seed: int, iteration: int, prompt_id: str, sample: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 2
 
 
-def _lines(path) -> list[str]:
-    """Whole lines of a file that a killed run may have left with half a line at its end."""
-    return path.read_text().split("\n")[:-1] if path.exists() else []
+def _whole_lines(path) -> list[str]:
+    """The lines of a file; half a line that a killed run left at its end is cut off, so that more can be added."""
+    if not path.exists():
+        return []
+    whole, newline, half = path.read_text().rpartition("\n")
+    if half:
+        manifest.write_text(path, whole + newline)
+    return whole.split("\n") if whole else []

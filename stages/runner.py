@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import importlib
+import json
 import os
 import shutil
 import socket
@@ -81,6 +82,16 @@ class Context:
     def log(self, message: str) -> None:
         self._emit({"event": "log", "message": f"{self.model}: {message}"})
 
+    def resumed(self, what: str, kept: int, again: int, unit: str) -> None:
+        """Say, and keep for run_info.json, that interrupted work goes on: `kept` units are there, `again` were lost."""
+        self.log(f"{what} goes on after {kept} {unit}; {again} lost with the interrupted run")
+        with (self.state / "resumed.jsonl").open("a") as file:
+            file.write(json.dumps({"what": what, "kept": kept, "again": again, "unit": unit, "time": time.time()}) + "\n")
+
+    def resumptions(self) -> list[dict[str, Any]]:
+        path = self.state / "resumed.jsonl"
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
     def check(self) -> None:
         if self.cancelled.is_set():
             raise Cancelled()
@@ -144,7 +155,7 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
                 made = _manifest(job, key, parts, inputs, context)
                 info = {
                     "status": "computed", "started": started, "finished": time.time(), "host": socket.gethostname(),
-                    "phases": context.phases, **context.info,
+                    "phases": context.phases, "resumed": context.resumptions(), **context.info,
                 }  # fmt: skip
                 store.put(key, context.out, made, info)
             info["finished"] = time.time()

@@ -18,7 +18,7 @@ def run(context) -> None:
         source(context, "base", "causal", precision=params["precision"]),
         rows,
         Recipe("stages.algorithms.objectives.sft:Likelihood", params["optimizer"], params["epochs"], params["seed"],
-               save_every=context.hints["save_every"], state=str(context.state)),
+               **context.hints, state=str(context.state)),
         "training",
         folder=context.out / "model",
         tokenizer_from=base,

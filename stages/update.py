@@ -44,7 +44,7 @@ def run(context) -> None:
             Rows.of(sequences, token_fields=fields),
             Recipe(objective, optimizer, params["epochs"], params["seed"] + params["iteration"], options,
                    first_step=(params["iteration"] - 1) * per_iteration, total_steps=params["horizon"] * per_iteration,
-                   save_every=context.hints["save_every"], state=str(context.state / role)),
+                   **context.hints, state=str(context.state / role)),
             f"{params['iteration']} {role}",
             folder=context.out / ("model" if role == "actor" else "critic"),
             tokenizer_from=context.model_folder(role, role),

@@ -125,7 +125,7 @@ def _named(store: Store, root: Path, records: dict[str, dict]) -> set[str]:
     kept: set[str] = set()
     for key in start & records.keys():
         kept |= lineage.ancestry(store, records[key]["manifest"], root).keys()
-    for key, record in records.items():
+    for record in records.values():
         inputs = record["manifest"]["inputs"]
         if record["manifest"]["stage"] == "evaluate" and inputs["policy"]["key"] in start:
             kept |= lineage.ancestry(store, record["manifest"], root).keys()

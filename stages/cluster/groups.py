@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from stages.cluster import saved_state
 from stages.cluster.actors import actor_name, get_or_create
 from stages.cluster.engine import Engine
 from stages.cluster.placement import gpus, placement
@@ -151,6 +152,10 @@ class Groups:
                 context.progress(phase, progress["done"], progress["total"], tokens_per_s=progress["tokens_per_s"], **progress["metrics"])
 
         def work(group: TrainerGroup):
+            if recipe.state and (reached := saved_state.reached(recipe.state)) is not None:
+                state = saved_state.latest(recipe.state)
+                step = saved_state.step(state) if state else 0
+                context.resumed(f"{phase} training", step, reached - step, "steps")
             with context.phase("training"):
                 done = group.ask("train", role, source, ray.put(rows), recipe, companion, watch=watch, cancelled=context.cancelled)[0]
             if not done["cancelled"]:
@@ -210,10 +215,12 @@ class Groups:
 
     def generate(self, state_id: str, folder: Path, precision: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *,
                  temperature: float, max_tokens: int, stop: list[int], phase: str, chunk: int = 256,
-                 finished: dict[int, tuple] | None = None, keep: Callable[[dict[int, tuple]], None] | None = None):  # fmt: skip
+                 finished: dict[int, tuple] | None = None, keep: Callable[[dict[int, tuple]], None] | None = None,
+                 asking: Callable[[int], None] | None = None):  # fmt: skip
         """(ids, log-probabilities, finish reason) for each prompt, in order, over all engines.
 
-        finished: results by prompt index that a killed run had kept; keep: called with each new chunk's.
+        finished: results by prompt index that a killed run had kept; keep: called with each new chunk's; asking: with the
+        number of prompts that will be finished after a chunk, before it is asked.
         An engine that dies is started again, and its unfinished prompts are asked again: seeds make them come out the same.
         """
         context, found = self.context, dict(finished or {})
@@ -230,6 +237,8 @@ class Groups:
                         for start in range(0, len(missing), chunk * len(engines)):
                             context.check()
                             part = missing[start : start + chunk * len(engines)]
+                            if asking:
+                                asking(len(found) + len(part))
                             shares = [part[n :: len(engines)] for n in range(len(engines))]
                             calls = [
                                 e.generate.remote(

@@ -38,5 +38,8 @@ class Recipe:
     total_steps: int | None = None
     """Length of the schedule; None: this training's own."""
     save_every: int = 100
+    """Steps between two resumable states, and ..."""
+    save_minutes: float = 10.0
+    """... minutes, whichever comes first."""
     state: str | None = None
     """Folder for resumable state."""

@@ -14,6 +14,25 @@ def latest(folder: str | None) -> Path | None:
     return max(Path(folder).glob("step-*"), default=None) if folder else None
 
 
+def step(state: Path) -> int:
+    return int(state.name.removeprefix("step-"))
+
+
+def reached(folder: str) -> int | None:
+    """The last step that was taken, saved or not; None before the first."""
+    path = Path(folder) / "reached"
+    return int(path.read_text()) if path.exists() else None
+
+
+def mark(folder: str, step: int) -> None:
+    """Note that a step was taken, so that a resumed run can say how much is done again."""
+    path = Path(folder) / "reached"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".reached-{os.getpid()}")
+    temporary.write_text(str(step))
+    temporary.replace(path)
+
+
 def save(engine, folder: Path, progress: dict[str, Any], *, precision: str) -> None:
     """Write `step-<n>/`, whole or not at all; the state before it goes only then. Collective; rank 0 writes."""
     import torch

@@ -239,6 +239,7 @@ class TrainerRank(Resident):
         done = json.loads((resume / "progress.json").read_text()) if resume else {"step": 0, "metrics": []}
         metrics = [tuple(m) for m in done["metrics"]]
         began, tokens, cancelled = time.perf_counter(), 0, False
+        saved = began
         for index in range(done["step"], len(steps)):
             step, clock = steps[index], recipe.first_step + index
             rate = o["learning_rate"] * learning_rate_factor(
@@ -270,7 +271,8 @@ class TrainerRank(Resident):
                 for name, value in loss.maxima.items():
                     maxima[name] = max(maxima.get(name, float("-inf")), float(value))
             held.engine.step()
-            means, peaks, cancelled = self._reduce(seen, maxima)
+            due = (index + 1) % recipe.save_every == 0 or time.perf_counter() - saved > 60 * recipe.save_minutes
+            means, peaks, cancelled, due = self._reduce(seen, maxima, due)
             values = {**means, **peaks, "grad_norm": float(held.engine.get_global_grad_norm()), "learning_rate": rate}
             if not all(np.isfinite(v) for v in (values["loss"], values["grad_norm"])):
                 raise RuntimeError(f"{role}: loss {values['loss']}, gradient norm {values['grad_norm']} at step {index}")
@@ -281,7 +283,10 @@ class TrainerRank(Resident):
                 "metrics": {"loss": values["loss"]},
             }  # fmt: skip
             last = index + 1 == len(steps)
-            if recipe.state and not last and (cancelled or (index + 1) % recipe.save_every == 0):
+            if recipe.state and self.rank == 0:
+                saved_state.mark(recipe.state, index + 1)
+            if recipe.state and not last and (cancelled or due):
+                saved = time.perf_counter()
                 saved_state.save(held.engine, Path(recipe.state), {"step": index + 1, "metrics": metrics}, precision=held.source.precision)
             if cancelled and not last:
                 break
@@ -301,20 +306,20 @@ class TrainerRank(Resident):
         torch.distributed.all_reduce(total)
         return total.tolist()
 
-    def _reduce(self, seen: dict, maxima: dict[str, float]) -> tuple[dict[str, float], dict[str, float], bool]:
-        """Metrics over all ranks, divided once; whether any rank was told to stop."""
+    def _reduce(self, seen: dict, maxima: dict[str, float], due: bool) -> tuple[dict[str, float], dict[str, float], bool, bool]:
+        """Metrics over all ranks, divided once; whether any rank was told to stop; whether any is due to save."""
         import torch
 
         names, peaks = sorted(seen), sorted(maxima)
         flat = torch.tensor(
-            [float(x) for n in names for x in seen[n]] + [float(self._cancel.is_set())], dtype=torch.float64, device=self.device
+            [float(x) for n in names for x in seen[n]] + [float(due), float(self._cancel.is_set())], dtype=torch.float64, device=self.device
         )
         torch.distributed.all_reduce(flat)
         top = torch.tensor([maxima[n] for n in peaks] or [0.0], dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
         flat, top = flat.tolist(), top.tolist()
         means = {n: flat[2 * i] / flat[2 * i + 1] for i, n in enumerate(names) if flat[2 * i + 1]}
-        return means, dict(zip(peaks, top)), flat[-1] > 0
+        return means, dict(zip(peaks, top)), flat[-1] > 0, flat[-2] > 0
 
     def save(self, role: str, folder: str, tokenizer_from: str, optimizer: str | None = None) -> None:
         """Write a role's weights as a Hugging Face folder (rank 0), and its optimizer state into a file if one is named."""

@@ -54,6 +54,9 @@ class Context:
     def log(self, message):
         self.logged.append(message)
 
+    def resumed(self, what, kept, again, unit):
+        self.log(f"{what} goes on after {kept} {unit}")
+
     def check(self):
         pass
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from stages.algorithms.kto import kto_kl, kto_loss
-from stages.algorithms.mismatch import mismatched_rows
 from stages.algorithms.loss import divide_metrics
+from stages.algorithms.mismatch import mismatched_rows
 
 NAN = float("nan")
 H = torch.tensor([0.5, -1, 1], dtype=torch.float64)
