@@ -136,6 +136,7 @@ def verify() -> None:
 @app.command()
 def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only tell.")] = False,
     configfile: _FILES = None,
     set_: _SET = "",
 ) -> None:
@@ -157,7 +158,7 @@ def gc(
         print("nothing to free: everything is named by a pointer or a run")
         return
     print(f"{len(found.objects)} objects, {decimal(found.object_bytes)} in all")
-    if yes or typer.confirm("Free them?"):
+    if not dry_run and (yes or typer.confirm("Free them?")):
         upkeep.collect(store, found)
         print(f"freed {decimal(found.object_bytes)}")
 

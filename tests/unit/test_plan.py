@@ -51,7 +51,15 @@ def test_more_iterations_extend_the_same_folder():
 
 
 @pytest.mark.parametrize(
-    "assignment", ["hardware.ranks=1", "hardware.zero_stage=3", "hardware.micro_batch_tokens=64", "sft.save_every=7", "sft.save_minutes=1", "cluster.port=5"]
+    "assignment",
+    [
+        "hardware.ranks=1",
+        "hardware.zero_stage=3",
+        "hardware.micro_batch_tokens=64",
+        "sft.save_every=7",
+        "sft.save_minutes=1",
+        "cluster.port=5",
+    ],
 )
 def test_hardware_cluster_and_save_every_are_in_no_identity(assignment):
     assert set(planned().nodes) == set(planned(assignment).nodes)

@@ -21,16 +21,33 @@ class Project:
         subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=folder, check=True)
         subprocess.run([sys.executable, "-m", "dvc", "config", "cache.type", "hardlink,copy"], cwd=folder, check=True)
 
-    def command(self, *arguments: str) -> list[str]:
+    config = TINY
+
+    def command(self, *arguments: str, files=()) -> list[str]:
         return [
             sys.executable, "-m", "snakemake", "-s", str(ROOT / "workflow" / "Snakefile"), "--directory", str(self.folder),
             "--workflow-profile", str(ROOT / "workflow" / "profiles" / "default"), "--cores", "all", *arguments,
-            "--configfile", str(TINY),
+            "--configfile", str(TINY), *map(str, files),
         ]  # fmt: skip
 
-    def run(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess:
+    def rlhf(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess:
+        """The `rlhf` command in this folder."""
         done = subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, cwd=self.folder, stdin=subprocess.DEVNULL, env=self.environment
+            [sys.executable, "-m", "stages", *arguments],
+            capture_output=True, text=True, cwd=self.folder, stdin=subprocess.DEVNULL, env=self.environment | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        )  # fmt: skip
+        if ok and done.returncode:
+            pytest.fail(f"rlhf {' '.join(arguments)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        return done
+
+    def run(self, *arguments: str, ok: bool = True, files=()) -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            self.command(*arguments, files=files),
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            env=self.environment,
         )
         if ok and done.returncode:
             pytest.fail(f"snakemake {' '.join(arguments)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")

@@ -1,0 +1,225 @@
+"""Never compute twice, never trust blindly, lose nothing: the run cache, DVC remotes, damage, sweeps, reruns."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+NOTHING = "Nothing to be done"
+
+
+def dvc(project, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], cwd=project.folder, env=project.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def clone_of(project, new_project):
+    """Another machine's clone: git brings pointers, and nothing else."""
+    clone = new_project()
+    (clone.folder / "data/checkpoints").mkdir(parents=True)
+    for pointer in (project.folder / "data/checkpoints").glob("*.dvc"):
+        shutil.copy(pointer, clone.folder / "data/checkpoints")
+    return clone
+
+
+@pytest.fixture(scope="module")
+def finished(new_project):
+    """A finished run of its own, and its manifests."""
+    made = new_project()
+    made.run("ppo_final")
+    made.expected = made.manifests()
+    return made
+
+
+@pytest.fixture(scope="module")
+def remotes(finished, tmp_path_factory):
+    """Kind of remote -> what `dvc remote` and the environment need for it; pushed to already."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    import boto3
+
+    boto3.client(
+        "s3", endpoint_url=f"http://{host}:{port}", aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+    ).create_bucket(Bucket="models")
+
+    def local(project):
+        dvc(project, "remote", "add", "-d", "shared", str(folder))
+
+    def s3(project):
+        project.environment |= keys
+        dvc(project, "remote", "add", "-d", "shared", "s3://models/rlhf")
+        dvc(project, "remote", "modify", "shared", "endpointurl", f"http://{host}:{port}")
+
+    folder = tmp_path_factory.mktemp("remote")
+    found = {"folder": local, "s3": s3}
+    for configure in found.values():
+        configure(finished)
+        dvc(finished, "push")
+        dvc(finished, "remote", "remove", "shared")
+    yield found
+    server.stop()
+
+
+def test_everything_is_linked_back_after_results_are_deleted(finished):
+    shutil.rmtree(finished.folder / "results")
+    dry = finished.run("-n", "ppo_final")
+    assert "17 artifacts: 0 in place, 17 to link from the cache, 0 to compute" in dry.stderr
+    assert not (finished.folder / "results/store").exists()  # a dry run changes nothing
+    done = finished.run("ppo_final")
+    assert NOTHING in done.stderr and finished.manifests() == finished.expected
+    assert "up to date" in dvc(finished, "status")
+
+
+def flip(victim: Path, at: int) -> None:
+    """Change a byte of a file in place: with hard links, of the cache's own object."""
+    victim.chmod(0o644)
+    with victim.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_fresh_clone_restores_from_the_remote_what_it_needs_and_no_more(finished, remotes, new_project, kind):
+    clone = clone_of(finished, new_project)
+    remotes[kind](clone)
+    assert "3 to fetch from the remote 'shared', 14 not needed, 0 to compute" in clone.run("-n", "ppo_final").stderr
+    done = clone.run("ppo_final")
+    assert NOTHING in done.stderr
+    there = clone.manifests()
+    assert len(there) == 3 and there.items() <= finished.expected.items()  # the policy and two evaluations
+    assert json.loads((clone.folder / "results/report/summary.json").read_text())
+    assert NOTHING in clone.run("ppo_final").stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_fresh_clone_after_dvc_pull_has_nothing_to_do_even_without_the_remote(finished, remotes, new_project, kind):
+    clone = clone_of(finished, new_project)
+    remotes[kind](clone)
+    dvc(clone, "pull")
+    dvc(clone, "remote", "remove", "shared")
+    assert NOTHING in clone.run("ppo_final").stderr
+    assert clone.manifests().items() <= finished.expected.items()
+    assert "up to date" in dvc(clone, "status")
+
+
+def test_a_clone_goes_on_from_the_remote_with_more_iterations(finished, remotes, new_project):
+    clone = clone_of(finished, new_project)
+    remotes["folder"](clone)
+    clone.run("ppo_final", "--config", "set=ppo.iterations=3")
+    computed = {path for path, status in clone.statuses().items() if status == "computed"}
+    trained = {path for path in computed if not path.split("-")[0] in ("prompts", "eval_prompts", "evaluation")}
+    assert {re.sub(r"-\w+/", "/", path) for path in trained} == {f"ppo/0003/{stage}" for stage in ("rollouts", "experience", "update")}
+
+
+def test_a_remote_that_cannot_be_reached_is_named(finished, new_project):
+    clone = clone_of(finished, new_project)
+    clone.environment |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_MAX_ATTEMPTS": "1"}
+    dvc(clone, "remote", "add", "-d", "shared", "s3://models/rlhf")
+    dvc(clone, "remote", "modify", "shared", "endpointurl", "http://127.0.0.1:9")
+    done = clone.run("ppo_final", ok=False)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("rlhf: error:")]
+    assert done.returncode and "'shared'" in line
+
+
+@pytest.mark.parametrize(
+    "pattern", ["base-*/model/model.safetensors", "ppo-*/0001/rollouts/rollouts.arrow", "ppo-*/0002/update/optimizer/actor.*"]
+)
+def test_a_flipped_byte_in_the_cache_is_found_named_quarantined_and_recomputed(finished, pattern):
+    victim = finished.artifact(pattern)
+    flip(victim, random.Random(pattern).randrange(victim.stat().st_size))
+    shutil.rmtree(finished.folder / "results")
+    done = finished.run("ppo_final")
+    (line,) = [line for line in done.stderr.splitlines() if "damaged" in line and "quarantine" in line]
+    assert str(victim.relative_to(finished.folder).parts[2]) in line
+    assert finished.manifests() == finished.expected
+
+
+def test_verify_finds_damage_in_place_and_the_next_run_makes_it_good(finished):
+    victim = finished.artifact("sft-*/model/model.safetensors")
+    flip(victim, 1000)
+    found = finished.rlhf("verify", ok=False)
+    assert found.returncode == 1 and "model/model.safetensors damaged" in found.stdout
+    finished.run("ppo_final")
+    assert finished.manifests() == finished.expected
+    assert finished.rlhf("verify").returncode == 0
+
+
+def test_switching_a_parameter_away_and_back_computes_only_the_way_there(finished):
+    finished.run("ppo_final", "--config", "set=ppo.kl_coef=0.3")
+    away = {p for p in finished.manifests() if p not in finished.expected}
+    shutil.rmtree(finished.folder / "results/store")
+    finished.run("ppo_final")
+    assert finished.manifests() == finished.expected
+    done = finished.run("-n", "ppo_final", "--config", "set=ppo.kl_coef=0.3")
+    assert f"{len(away)} to link from the cache, 0 to compute" in done.stderr
+
+
+def test_a_sweep_computes_what_its_points_share_once(finished):
+    sweep = ROOT / "config/sweeps/kl_coef.yaml"
+    done = finished.run("kl_coef", files=[sweep])
+    assert not re.findall(r"^Job \d+: (?:data|pretrain|sft|reward model) .*", done.stderr, re.MULTILINE)
+    rollouts = [status for p, status in finished.statuses().items() if p.startswith("kl_coef") and p.endswith("0001/rollouts")]
+    assert rollouts == ["restored"] * 4  # the first rollouts come from sft at every point
+    links = {p.name for p in (finished.folder / "results/runs/kl_coef").iterdir()}
+    assert {"kl_coef-0.0", "kl_coef-0.02", "kl_coef-0.06", "kl_coef-0.2"} <= links
+    assert "kl_coef-0.06" in (finished.folder / "results/report/kl_coef.md").read_text()
+    assert NOTHING in finished.run("kl_coef", files=[sweep]).stderr
+
+
+def test_gc_frees_what_nothing_names_and_the_run_goes_on_afterwards(finished):
+    before = finished.rlhf("gc", "-n", "--configfile", str(finished.config))
+    assert "optimizer states" in before.stdout
+    finished.rlhf("gc", "--yes", "--configfile", str(finished.config))
+    assert not (finished.artifact("ppo-*/0001/update") / "optimizer").exists() or not list(
+        finished.artifact("ppo-*/0001/update/optimizer").iterdir()
+    )
+    assert NOTHING in finished.run("ppo_final").stderr
+    assert "nothing to free" in finished.rlhf("gc", "-n", "--configfile", str(finished.config)).stdout
+    finished.run("ppo_final", "--config", "set=ppo.iterations=3")  # from the last optimizer, which was kept
+    assert finished.expected.items() <= finished.manifests().items()
+    shutil.rmtree(finished.artifact("ppo-*/0002"))
+    shutil.rmtree(finished.folder / ".dvc/cache/rlhf-runs")
+    finished.run("ppo_final")  # makes the trimmed optimizer of 0001 again, for 0002 to go on from
+    assert {k: v for k, v in finished.manifests().items() if k in finished.expected} == finished.expected
+
+
+def test_explain_names_the_parameter_that_two_artifacts_differ_in(finished):
+    said = finished.rlhf("explain", "ppo", "kl_coef/kl_coef-0.2", "--configfile", str(finished.config)).stdout
+    assert "parameter kl_coef: 0.06 -> 0.2" in said
+    said = finished.rlhf("explain", "ppo", "--configfile", str(finished.config), "--set", "ppo.kl_coef=0.5").stdout
+    assert re.search(r"0001/experience: not made yet; \S+ has kl_coef 0\.\d+ -> 0\.5", " ".join(said.split()).replace("│ ", ""))
+
+
+def test_lineage_shows_the_way_from_the_data_to_the_policy(finished):
+    said = finished.rlhf("lineage", "ppo", "--configfile", str(finished.config)).stdout
+    for part in ("corpus-", "base-", "sft-", "rm-", "preferences-", "seed 0", "torch 2", "iterations 1 to 1"):
+        assert part in said
+
+
+def test_a_frozen_run_is_made_again_elsewhere_with_the_same_keys(project, new_project):
+    frozen = project.folder / "ppo.freeze.yaml"
+    project.rlhf("freeze", "ppo")
+    other = new_project()
+    done = other.rlhf("rerun", str(frozen))
+    assert "with the same key and the same bytes" in done.stdout
+    content = yaml.safe_load(frozen.read_text())
+    content["artifacts"][next(p for p in content["artifacts"] if "/sft-" in p)]["content"] = "0"
+    frozen.write_text(yaml.safe_dump(content))
+    done = other.rlhf("rerun", str(frozen), ok=False)
+    assert done.returncode == 1 and "the same key, other bytes" in done.stdout
