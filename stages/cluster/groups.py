@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import threading
 import time
 from collections import defaultdict
@@ -304,10 +306,13 @@ def _first(group: TrainerGroup, function: str, arguments: dict) -> Any:
 
 
 def _plain(error: ray.exceptions.RayTaskError) -> Exception:
-    """What the remote code raised; a UserError stays one."""
+    """What the remote code raised; a UserError stays one, and a full disk stays an OSError, whoever noticed it."""
     cause = error.cause
     while isinstance(cause, ray.exceptions.RayTaskError):
         cause = cause.cause
+    full = os.strerror(errno.ENOSPC)
+    if full in str(error):
+        return OSError(errno.ENOSPC, full)
     return cause if isinstance(cause, UserError) else RuntimeError(str(error))
 
 

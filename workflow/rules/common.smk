@@ -1,8 +1,9 @@
 """The plan of the configuration, what of it is there already, and what every rule of ours shares."""
 
-import json
+import atexit
 import os
 import re
+import shutil
 from functools import cache
 
 ROOT = Path(workflow.basedir).parent
@@ -16,6 +17,13 @@ from stages.resolve import Resolution
 
 def say(line):
     print(f"rlhf: {line}", file=sys.stderr, flush=True)
+
+
+@atexit.register
+def say_when_full():
+    """Whoever stumbled over it, Snakemake itself perhaps, the last line says what is the matter."""
+    if shutil.disk_usage(Path.cwd()).free < 2**20:
+        say(f"error: {Path.cwd()}: no disk space left; free some and run the same command again")
 
 
 def or_end(function, *arguments):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 TINY = ROOT / "config" / "presets" / "tiny.yaml"
 
 
@@ -82,6 +82,12 @@ def cluster(tmp_path_factory):
 def new_project(cluster, tmp_path_factory):
     """Makes an empty project; called once for each that a test wants."""
     return lambda: Project(tmp_path_factory.mktemp("folder") / "project", cluster)
+
+
+@pytest.fixture(scope="session")
+def project_at(cluster):
+    """Makes an empty project in a folder of the test's choice."""
+    return lambda folder: Project(folder, cluster)
 
 
 @pytest.fixture(scope="session")
