@@ -34,7 +34,8 @@ class Project:
         """The `rlhf` command in this folder."""
         done = subprocess.run(
             [sys.executable, "-m", "stages", *arguments],
-            capture_output=True, text=True, cwd=self.folder, stdin=subprocess.DEVNULL, env=self.environment | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            capture_output=True, text=True, cwd=self.folder, stdin=subprocess.DEVNULL,
+            env=self.environment | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         )  # fmt: skip
         if ok and done.returncode:
             pytest.fail(f"rlhf {' '.join(arguments)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")

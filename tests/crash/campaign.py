@@ -54,7 +54,8 @@ class World:
 
     def start(self, folder: Path, log) -> subprocess.Popen:
         command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "workflow/Snakefile"), "--directory", str(folder),
-                   "--workflow-profile", str(ROOT / "workflow/profiles/default"), "--cores", "all", "ppo_final", "--configfile", str(WORLD)]  # fmt: skip
+                   "--workflow-profile", str(ROOT / "workflow/profiles/default"), "--cores", "all", "ppo_final",
+                   "--configfile", str(WORLD)]  # fmt: skip
         return subprocess.Popen(
             command,
             cwd=folder,

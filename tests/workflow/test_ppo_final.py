@@ -131,8 +131,8 @@ def test_two_workflows_at_once_share_the_cluster_and_do_not_break_each_other(und
     both = [new_project(), new_project()]
     running = [
         subprocess.Popen(
-            p.command("ppo_final"), cwd=p.folder, env=p.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
+            p.command("ppo_final"), cwd=p.folder, env=p.environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for p in both
     ]  # fmt: skip

@@ -2,16 +2,26 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from stages import configuration
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = [
-    line.split("#")[0].strip() for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"    (snakemake|make|rlhf) ", line)
-]
+TEXT = (ROOT / "README.md").read_text()
+SECTION = re.search(r"## Caching, resuming, sharing\n(.*?)\n## ", TEXT, re.DOTALL)[1]
+
+
+def commands(text: str, first: str) -> list[str]:
+    return [line.split("#")[0].strip() for line in text.splitlines() if re.match(rf"    ({first}) ", line)]
+
+
+COMMANDS = commands(TEXT.replace(SECTION, ""), "snakemake|make|rlhf")
 
 
 def test_readme_shows_the_two_commands_and_the_targets():
@@ -26,3 +36,37 @@ def test_a_command_of_readme_is_understood(command, tmp_path):
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RLHF_STATE_DIR": str(tmp_path)}
     done = subprocess.run(words, shell=True, cwd=ROOT, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 or done.stdout.startswith("no cluster runs"), done.stdout[-1500:] + done.stderr[-1500:]
+
+
+def test_the_commands_on_caching_and_sharing_do_what_is_said_in_their_order(cluster, tmp_path):
+    """Run as they stand, in a copy of this checkout whose default configuration is the small world's."""
+    copy = tmp_path / "clone"
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for file in tracked:
+        if (ROOT / file).is_file() and not file.startswith("data/checkpoints/"):
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, copy / file)
+    small = configuration.merged([ROOT / "config/presets/tiny.yaml"])
+    (copy / "config/config.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+    subprocess.run("git init -q && git add -A && git -c user.name=t -c user.email=t@t commit -qm all", shell=True, cwd=copy, check=True)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(copy), "RLHF_STATE_DIR": cluster, "COLUMNS": "200",
+    }  # fmt: skip
+
+    def run(command: str) -> str:
+        done = subprocess.run(command, shell=True, cwd=copy, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
+        return done.stdout + done.stderr
+
+    run("snakemake --cores all ppo_final")
+    said = {command: run(command) for command in commands(SECTION, "snakemake|rlhf|dvc|rm")}
+    expected = {
+        "rm -rf results": "Nothing to be done", "snakemake -n": "to compute",
+        "rlhf explain ppo --set": "seed 0 -> 1", "rlhf lineage": "corpus-",
+        "dvc push": "pushed", "dvc status": "up to date", "rlhf verify": "objects are whole", "rlhf gc": "optimizer states",
+        "snakemake --cores all kl_coef": "kl_coef-0.2", "rlhf explain ppo kl_coef": "kl_coef: 0.06 -> 0.2", "rlhf freeze": "artifacts",
+        "rlhf rerun": "with the same key and the same bytes",
+    }  # fmt: skip
+    for start, words in expected.items():
+        (command,) = [c for c in said if c.startswith(start)]
+        assert words in said[command], f"{command}\n{said[command][-2000:]}"

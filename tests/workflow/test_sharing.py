@@ -123,7 +123,7 @@ def test_a_clone_goes_on_from_the_remote_with_more_iterations(finished, remotes,
     remotes["folder"](clone)
     clone.run("ppo_final", "--config", "set=ppo.iterations=3")
     computed = {path for path, status in clone.statuses().items() if status == "computed"}
-    trained = {path for path in computed if not path.split("-")[0] in ("prompts", "eval_prompts", "evaluation")}
+    trained = {path for path in computed if path.split("-")[0] not in ("prompts", "eval_prompts", "evaluation")}
     assert {re.sub(r"-\w+/", "/", path) for path in trained} == {f"ppo/0003/{stage}" for stage in ("rollouts", "experience", "update")}
 
 
