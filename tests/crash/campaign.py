@@ -33,7 +33,7 @@ JOB = re.compile(r"^Job \d+: (.+)$")
 VICTIMS = {
     "snakemake": lambda line: "-m snakemake" in line,
     "client": lambda line: "-m stages run" in line and not line.startswith("/bin/sh") and "bash" not in line.split(" ")[0],
-    "dispatcher": lambda line: "stages.cluster.dispatcher" in line,
+    "dispatcher": lambda line: line.startswith("ray::Dispatcher"),
     "engine": lambda line: line.startswith("ray::Engine"),
     "trainer rank": lambda line: line.startswith("ray::TrainerRank"),
     "head": lambda line: "gcs_server" in line,
