@@ -20,7 +20,7 @@ DATA = {
     "demonstrations": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string())]),
     "preferences": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("chosen", pa.string()), ("rejected", pa.string())]),
     "rated": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string()), ("label", pa.bool_())]),
-    "prompts": pa.schema([("id", pa.string()), ("prompt", pa.string())]),
+    "prompts": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("reference", pa.string())]),
 }
 ROLLOUTS = pa.schema(
     [
@@ -29,6 +29,7 @@ ROLLOUTS = pa.schema(
         ("sample", pa.int32()),
         ("policy", pa.string()),
         ("prompt", pa.string()),
+        ("reference", pa.string()),
         ("prompt_ids", _IDS),
         ("response_ids", _IDS),
         ("logprobs", _FLOATS),
@@ -44,10 +45,12 @@ EXPERIENCE = pa.schema(
         ("trainer_logprobs", _FLOATS),
         ("reference_logprobs", _FLOATS),
         ("values", _FLOATS),
+        ("scores", pa.map_(pa.string(), pa.float32())),
         ("score", pa.float32()),
         ("shaped_rewards", _FLOATS),
         ("advantages", _FLOATS),
         ("returns", _FLOATS),
+        ("used", pa.bool_()),
     ]
 )
 BEST = pa.schema([*DATA["demonstrations"], ("prompt_ids", _IDS), ("response_ids", _IDS), ("score", pa.float32())])

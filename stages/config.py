@@ -21,7 +21,22 @@ from pydantic import (
     model_validator,
 )
 
+from stages.sources import is_model
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def _weights(value: Any) -> Any:
+    """One reward source, a list of them, or weights: always weights."""
+    if isinstance(value, str):
+        return {value: 1.0}
+    if isinstance(value, (list, tuple)):
+        return dict.fromkeys(value, 1.0)
+    return value
+
+
+Rewards = Annotated[dict[str, float], BeforeValidator(_weights), Field(min_length=1)]
+"""Sources of reward and their weights: reward models of the graph, `file.py:function`, http(s)://... services."""
 
 
 class Section(BaseModel):
@@ -211,7 +226,7 @@ class Sampled(Trained):
     """What methods share that sample from the policy and let a reward model choose."""
 
     base: str = Field(alias="from")
-    reward: str
+    reward: Rewards
     prompts: str
     rounds: PositiveInt = 1
     """Each round samples from the policy that the round before left."""
@@ -262,13 +277,14 @@ class ConditionalSFT(Trained):
 
 
 class PPO(Trained):
-    """Proximal policy optimisation with a critic: rollouts -> experience -> update, once per iteration."""
+    """Proximal policy optimisation: rollouts -> experience -> update, once per iteration; with a critic or without one."""
 
     stage: Literal["ppo"]
     base: str = Field(alias="from")
     """The policy's start, and the frozen reference."""
-    reward: str
-    """Reward model; the critic starts from it too."""
+    reward: Rewards
+    """A reward model, a list of sources, or source -> weight (helpful and harmless, say): a model of the graph, a Python
+    function `file.py:function`, a service `http://...`. Weighted scores are added; each source keeps its column."""
     prompts: str
     iterations: PositiveInt = 8
     """Not part of the identity: raising it extends the same folder."""
@@ -278,35 +294,89 @@ class PPO(Trained):
     samples_per_prompt: PositiveInt = 1
     sampling: Sampling = Sampling()
     epochs: PositiveInt = 2
-    """Passes over one iteration's experience."""
+    """Passes over one iteration's experience. One epoch of one batch without a clip, with lam 1, is A2C."""
     actor: Optimizer = Optimizer(learning_rate=5e-4)
+    """The paper has 5e-7 for the actor and 9e-6 for the critic, at 7 billion parameters."""
     critic: Optimizer = Optimizer(learning_rate=1e-3)
-    estimator: Literal["gae", "reinforce", "rloo", "grpo", "dr_grpo"] = "gae"
-    """Advantages: by a critic (`gae`), or without one against the mean of the iteration (`reinforce`) or of a prompt's samples."""
+    critic_init: Literal["reward", "policy"] = "reward"
+    """The critic starts from the first reward model, or from the policy with a new head; it never shares weights with the actor."""
+    frozen_steps: NonNegativeInt = 0
+    """Optimizer steps for which only the critic learns (the actor's rate is 0)."""
+    estimator: Literal["gae", "reinforce", "reinforce_pp", "rloo", "grpo", "dr_grpo"] = "gae"
+    """Advantages: by a critic (`gae`); without one: return less the iteration's mean (`reinforce`), discounted return to go
+    normalised over the iteration (`reinforce_pp`, REINFORCE++), or a prompt's samples against each other."""
+    filter_groups: bool = False
+    """Dynamic filtering: leave out prompts whose samples all have the same reward (they carry no signal)."""
     kl_coef: NonNegativeFloat = 0.03
     """Weight of the per-token KL to the reference inside the reward."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_target: PositiveFloat | None = None
+    """Adaptive: kl_coef is only the start, and moves until the KL of a response is this many nats (Ziegler et al.)."""
+    kl_horizon: PositiveFloat = 10000.0
+    """Responses over which an adaptive coefficient may change by about a fifth."""
+    kl_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the KL to the reference as a term of the actor's loss."""
+    kl_loss_estimator: Literal["k2", "k3"] = "k3"
+    """k1 is not offered here: its gradient has nothing to do with the KL."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, a bonus in the actor's loss."""
+    reward_normalisation: Literal["model", "running", "none"] = "model"
+    """`model`: by the mean and spread stored with each reward model; `running`: by those of all rollouts so far; `none`."""
     reward_clip: PositiveFloat = 10.0
     """Normalised scores are cut to plus and minus this."""
     truncation_penalty: NonNegativeFloat = 1.0
-    """Subtracted from the normalised score of a response that did not end by itself."""
+    """Subtracted from the normalised score of a response that did not end by itself; no end of text is forced onto it."""
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
-    clip_low: PositiveFloat = 0.2
+    clip_low: Fraction = 0.2
     clip_high: PositiveFloat = 0.2
-    value_clip: PositiveFloat = 0.5
+    """Clip-higher (DAPO): more room for tokens that become likelier."""
+    dual_clip: float | None = Field(None, gt=1.0)
+    """Limit of the loss where the advantage is negative, in units of it (Ye et al. 2020); none: no limit."""
+    value_clip: PositiveFloat | None = 0.5
+    """Most that a value may move from its old one, in units of reward; none: no clip."""
     whiten_advantages: bool = True
-    """Zero mean and unit variance over all response tokens of the iteration."""
+    """Zero mean and unit variance over all response tokens of the iteration, of all ranks."""
+    engine_correction: Literal["none", "tis", "icepop", "sequence"] = "none"
+    """Weights for what the engine sampled a little off the trainer's policy: truncated, dropped outside the range, by sequence."""
+    engine_range: tuple[NonNegativeFloat, PositiveFloat] = (0.5, 2.0)
+    """Range of those weights."""
+    stop_at_kl: PositiveFloat | None = None
+    """The actor's epochs end early once a step's KL from the policy that sampled is above this, in nats a token."""
+    ptx_data: str | None = None
+    """Demonstrations or texts whose likelihood is mixed in (PPO-ptx, InstructGPT): each actor step takes batch_size of them."""
+    ptx_coef: NonNegativeFloat = 0.0
+    """Weight of their loss, a mean over their trained tokens, beside the policy loss, a mean over the step's response tokens."""
+    ema_decay: Fraction | None = None
+    """Keep a moving average of the actor over iterations, `ema/` beside `model/`: ema = decay * ema + (1 - decay) * actor."""
 
     @model_validator(mode="after")
     def _options_are_read(self):
         if self.estimator != "gae":
-            unread = self.changed("critic", "gamma", "lam", "value_clip")
+            names = ["critic", "critic_init", "lam", "value_clip", *(["gamma"] if self.estimator != "reinforce_pp" else [])]
+            unread = self.changed(*names)
             if unread:
                 raise ValueError(f"{unread[0]}: not read by estimator {self.estimator}, which has no critic; take it out")
-        if self.estimator in ("rloo", "grpo", "dr_grpo") and self.samples_per_prompt < 2:
-            raise ValueError(f"samples_per_prompt: estimator {self.estimator} compares a prompt's samples; give 2 or more")
+        if (self.estimator in ("rloo", "grpo", "dr_grpo") or self.filter_groups) and self.samples_per_prompt < 2:
+            what = "filter_groups" if self.filter_groups else f"estimator {self.estimator}"
+            raise ValueError(f"samples_per_prompt: {what} compares a prompt's samples; give 2 or more")
+        for option, needed in _NEEDS.items():
+            if self.changed(option) and not self.changed(needed):
+                raise ValueError(f"{option}: not read without {needed}; set that too, or take it out")
+        if self.ptx_coef and not self.ptx_data:
+            raise ValueError("ptx_data: ptx_coef mixes in demonstrations; name a data set")
+        if not self.engine_range[0] < self.engine_range[1]:
+            raise ValueError("engine_range: the first must be below the second")
+        if self.reward_normalisation == "model" and not any(is_model(name) for name in self.reward):
+            raise ValueError("reward_normalisation: functions and services store no mean and spread; choose running or none")
+        if self.estimator == "gae" and self.critic_init == "reward" and not any(is_model(name) for name in self.reward):
+            raise ValueError("critic_init: there is no reward model to start the critic from; choose policy")
         return self
+
+
+_NEEDS = {
+    "kl_horizon": "kl_target", "kl_loss_estimator": "kl_loss_coef", "engine_range": "engine_correction", "ptx_data": "ptx_coef",
+}  # fmt: skip
 
 
 def _tag(value: Any) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from stages import sweeps
 from stages.config import POLICIES, STAGES, Config, Data, Sweep
 from stages.errors import UserError
+from stages.sources import is_model
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
@@ -155,9 +156,11 @@ def _broken_references(config: Config):
         elif m.stage in ("ppo", "rejection_sampling", "iterative_dpo"):
             faults += [
                 model(f"{at}.from", m.base, policies),
-                model(f"{at}.reward", m.reward, ("reward_model",)),
+                *(model(f"{at}.reward", source, ("reward_model",)) for source in m.reward if is_model(source)),
                 data(f"{at}.prompts", m.prompts, "prompts"),
             ]
+            if getattr(m, "ptx_data", None):
+                faults.append(data(f"{at}.ptx_data", m.ptx_data, "demonstrations", "texts"))
     e = config.evaluation
     faults += [
         model("evaluation.baseline", e.baseline, policies),

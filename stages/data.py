@@ -57,7 +57,7 @@ def _synthetic(params: dict[str, Any]):
         made = reviews.preferences(seed, rows, params["noise"]) if params["noise"] else reviews.noiseless_pairs(seed, rows)
     else:
         made = reviews.eval_prompts(seed, rows) if params["split"] == "eval" else reviews.prompts(seed, rows)
-    return ({name: row[name] for name in arrow.DATA[kind].names} for row in made)
+    return ({name: row.get(name) for name in arrow.DATA[kind].names} for row in made)
 
 
 def _given(context, params: dict[str, Any]):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from stages import arrow, manifest
+from dataclasses import asdict
+
+from stages import arrow, manifest, rewards
+from stages.algorithms.kl import AdaptiveKL
+from stages.algorithms.running import Running
 from stages.cluster.groups import source
 from stages.cluster.rows import Rows
+from stages.errors import UserError
 
-_OPTIONS = ("estimator", "kl_coef", "kl_estimator", "reward_clip", "truncation_penalty", "gamma", "lam", "whiten_advantages")
+_OPTIONS = ("estimator", "filter_groups", "kl_estimator", "reward_clip", "truncation_penalty", "gamma", "lam", "whiten_advantages")
 _ENGINE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}
 """Largest accepted gap between the engine's and the trainer's log-probability of a sampled token."""
 
@@ -15,8 +20,7 @@ def run(context) -> None:
     params, cluster = context.params, context.cluster
     precision, temperature = params["precision"], params["sampling"]["temperature"]
     rollouts = arrow.read(context.input("rollouts") / "rollouts.arrow").to_pylist()
-    sequences = [(r["prompt_ids"], r["response_ids"]) for r in rollouts]
-    rows, whole = Rows.of(sequences), Rows.of(sequences, last_only=True)
+    rows = Rows.of([(r["prompt_ids"], r["response_ids"]) for r in rollouts])
     actor = source(context, "actor", "causal", precision=precision)
     with context.phase("logits and rewards"):
         trainer = cluster.score("actor", actor, rows, select="before", temperature=temperature)
@@ -26,29 +30,65 @@ def run(context) -> None:
         )
         values = None
         if params["estimator"] == "gae":
-            values = cluster.score("critic", source(context, "critic", "scorer", role="critic", precision=precision), rows, select="before")
-        scores = [
-            float(s[0]) for s in cluster.score("reward", source(context, "reward", "scorer", precision=precision), whole, select="at")
-        ]
-    norm = manifest.read(context.input("reward"))["facts"]
+            critic = source(context, "critic", "scorer", role="critic", precision=precision, seed=_HEAD_SEED)
+            values = cluster.score("critic", critic, rows, select="before")
+        by_source = rewards.score(context, rollouts, precision)
+    last = manifest.read(context.input("last"))["facts"] if "last" in context.job["inputs"] else {}
+    scores = rewards.combined(context, by_source, params["reward_normalisation"])
+    if params["reward_normalisation"] == "running":
+        running = Running(**last.get("running", {})).joined(scores)
+        scores = [(s - running.mean) / running.std for s in scores]
+        context.facts["running"] = asdict(running)
+    kl_coef = params["kl_coef"]
+    if params["kl_target"] is not None and last:
+        controller = AdaptiveKL(last["means"]["kl_coef"], params["kl_target"], params["kl_horizon"])
+        kl_coef = controller.updated(last["means"]["kl"], last["rows"]).coefficient
     with context.phase("advantages"):
         made = cluster.apply(
             "stages.advantages:compute", scores=scores, finished=[r["finish_reason"] == "stop" for r in rollouts],
-            logprobs=trainer, reference=reference, values=values, mean=norm["mean"], std=norm["std"],
-            groups=[r["prompt_id"] for r in rollouts], options={k: v for k, v in params.items() if k in _OPTIONS},
+            logprobs=trainer, reference=reference, values=values, groups=[r["prompt_id"] for r in rollouts], kl_coef=kl_coef,
+            options={k: v for k, v in params.items() if k in _OPTIONS},
         )  # fmt: skip
-    context.facts |= {"rows": len(rollouts), "means": made["means"]}
+    if not any(made["used"]):
+        raise UserError(
+            f"{context.model}: no prompt of iteration {params['iteration']} has samples of different rewards, and filter_groups leaves "
+            "them all out; take more samples_per_prompt, or another reward"
+        )
+    means = made["means"] | {"engine_gap": context.facts["engine_gap"]} | _per_source(by_source)
+    context.facts |= {"rows": len(rollouts), "used": sum(made["used"]), "means": means}
+    arrow.write(
+        context.out / "metrics.arrow", arrow.METRICS,
+        arrow.metric_rows("experience", [(params["iteration"], name, value) for name, value in means.items()]),
+    )  # fmt: skip
+    context.progress("experience", len(rollouts), len(rollouts), unit="response", score=means["score"], kl=means["kl"])
     arrow.write(
         context.out / "experience.arrow", arrow.EXPERIENCE,
         (
             {
                 **r, "trainer_logprobs": trainer[i], "reference_logprobs": reference[i],
-                "values": values[i] if values else None, "score": scores[i],
+                "values": values[i] if values else None, "scores": [(name, of[i]) for name, of in by_source.items()], "score": scores[i],
                 "shaped_rewards": made["rewards"][i], "advantages": made["advantages"][i], "returns": made["returns"][i],
+                "used": made["used"][i],
             }
             for i, r in enumerate(rollouts)
         ),
     )  # fmt: skip
+
+
+_HEAD_SEED = 0
+"""Of a critic's new head, where it starts from a policy; the update takes the same."""
+
+
+def _per_source(by_source: dict[str, list[float]]) -> dict[str, float]:
+    import statistics
+
+    found = {}
+    for name, scores in by_source.items():
+        found |= {
+            f"reward {name} mean": statistics.fmean(scores),
+            f"reward {name} std": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+        }
+    return found
 
 
 def _prove_engine(context, cluster, actor, rollouts, trainer, precision) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from stages import fingerprint, manifest
 from stages.config import Config, Data
 from stages.errors import UserError
+from stages.sources import is_function, is_model
 from stages.sweeps import points as swept
 
 STORE = "results/store"
@@ -49,10 +50,19 @@ STAGES = {
     "kto": Stage("stages.kto", 1, ("metrics.arrow",), _TRAINING),
     "selection": Stage("stages.selection", 1, ("data.arrow", "scores.arrow"), _TRAINING),
     "rollouts": Stage("stages.rollouts", 1, ("rollouts.arrow",), ("torch", "vllm", "transformers", "tokenizers")),
-    "experience": Stage("stages.experience", 1, ("experience.arrow",), _TRAINING),
+    "experience": Stage("stages.experience", 1, ("experience.arrow", "metrics.arrow"), _TRAINING),
     "update": Stage("stages.update", 1, ("metrics.arrow",), _TRAINING),
     "evaluate": Stage("stages.evaluate", 1, ("samples.arrow", "summary.json"), ("vllm", *_TRAINING)),
 }
+
+
+_ROLLOUTS = ("seed", "sampling", "iteration", "prompts_per_iteration", "samples_per_prompt", "precision")
+_EXPERIENCE = (
+    "iteration", "precision", "sampling", "rewards", "estimator", "filter_groups", "kl_coef", "kl_estimator", "kl_target", "kl_horizon",
+    "reward_normalisation", "reward_clip", "truncation_penalty", "gamma", "lam", "whiten_advantages",
+)  # fmt: skip
+_BOTH = ("seed", "sampling", "iteration", "precision")
+"""Which options of a PPO model each of its stages reads; an update reads the rest, and of those above only these."""
 
 
 def canonical(value: Any) -> str:
@@ -200,9 +210,11 @@ class Plan:
 
     def _rounds(self, name, model, params, hints) -> Node:
         """Sample, score and choose, train; the next round samples from what this one left."""
-        policy, reward, prompts = self._model(model.base), self._model(model.reward), self.data(model.prompts)
-        shared = _without(params, "from", "reward", "prompts", "rounds")
-        identity = short_hash({"params": shared, "inputs": [policy.plan_id, reward.plan_id, prompts.plan_id]})
+        policy, prompts = self._model(model.base), self.data(model.prompts)
+        sources, rewards = self._rewards(name, model.reward)
+        shared = _without(params, "from", "reward", "prompts", "rounds") | {"rewards": sources}
+        ids = [policy.plan_id, prompts.plan_id, *(node.plan_id for node in rewards.values())]
+        identity = short_hash({"params": shared, "inputs": ids})
         start = policy
         for k in range(1, model.rounds + 1):
             folder = f"{name}-{identity}/{k:04d}"
@@ -216,8 +228,8 @@ class Plan:
             chosen = self._add(
                 "selection",
                 name,
-                {"keep": "pairs" if pairs else "best", "precision": model.precision},
-                {"rollouts": rollouts, "reward": reward},
+                {"keep": "pairs" if pairs else "best", "precision": model.precision, "rewards": sources},
+                {"rollouts": rollouts} | rewards,
                 f"{folder}/selection",
             )
             training = {key: shared[key] for key in ("seed", "precision", "epochs", "optimizer")}
@@ -231,42 +243,59 @@ class Plan:
                 policy = self._add("sft", name, training, {"base": policy, "data": chosen}, f"{folder}/policy", hints)
         return policy
 
+    def _rewards(self, name: str, rewards: dict[str, float]) -> tuple[list[dict[str, Any]], dict[str, Node]]:
+        """Sources as the stages read them, and the reward models among them as inputs `reward_0`, `reward_1`, ..."""
+        sources, inputs = [], {}
+        for source, weight in rewards.items():
+            entry: dict[str, Any] = {"source": source, "weight": weight}
+            if is_model(source):
+                entry["input"] = f"reward_{len(inputs)}"
+                inputs[entry["input"]] = self._model(source)
+            elif is_function(source):
+                file = source.partition(":")[0]
+                if not (self.root / file).is_file():
+                    raise UserError(f"config: models.{name}.reward: no file '{file}'; '{source}' wants FILE.py:FUNCTION")
+                entry["pin"] = manifest.hash_file(self.root / file)
+            sources.append(entry)
+        return sources, inputs
+
     def _ppo(self, name, model, params, hints) -> Node:
-        reference, reward, prompts = self._model(model.base), self._model(model.reward), self.data(model.prompts)
+        reference, prompts = self._model(model.base), self.data(model.prompts)
+        sources, rewards = self._rewards(name, model.reward)
         if model.estimator != "gae":
-            params = _without(params, "critic", "lam", "gamma", "value_clip")
-        identity = short_hash(
-            {"params": params, "inputs": {"reference": reference.plan_id, "reward": reward.plan_id, "prompts": prompts.plan_id}}
-        )
-        critic = {"critic": reward} if model.estimator == "gae" else {}
-        actor, before = reference, {}
+            params = _without(params, "critic", "critic_init", "lam", "value_clip")
+        params = _without(params, "ptx_data") | {"rewards": sources}
+        mixed = {"ptx": self.data(model.ptx_data)} if model.ptx_data else {}
+        upstream = {"reference": reference, "prompts": prompts, **rewards, **mixed}
+        identity = short_hash({"params": params, "inputs": {name: node.plan_id for name, node in upstream.items()}})
+        start = rewards["reward_0"] if model.critic_init == "reward" and rewards else reference
+        critic = {"critic": start} if model.estimator == "gae" else {}
+        carries = model.kl_target is not None or model.reward_normalisation == "running"
+        actor, before, last = reference, {}, {}
         for k in range(1, model.iterations + 1):
             step = {**params, "iteration": k}
             folder = f"{name}-{identity}/{k:04d}"
             rollouts = self._add(
-                "rollouts",
-                name,
-                {key: step[key] for key in ("seed", "sampling", "iteration", "prompts_per_iteration", "samples_per_prompt", "precision")},
-                {"policy": actor, "prompts": prompts},
-                f"{folder}/rollouts",
+                "rollouts", name, {key: step[key] for key in _ROLLOUTS}, {"policy": actor, "prompts": prompts}, f"{folder}/rollouts"
             )
             experience = self._add(
                 "experience",
                 name,
-                _without(step, "actor", "critic", "epochs", "horizon"),
-                {"rollouts": rollouts, "actor": actor, "reference": reference, "reward": reward} | critic,
+                {key: step[key] for key in _EXPERIENCE if key in step},
+                {"rollouts": rollouts, "actor": actor, "reference": reference} | rewards | critic | last,
                 f"{folder}/experience",
             )
             update = self._add(
                 "update",
                 name,
-                _without(step, "prompts_per_iteration", "samples_per_prompt"),
-                {"experience": experience, "actor": actor} | critic | before,
+                {key: value for key, value in step.items() if key not in (*_EXPERIENCE, *_ROLLOUTS) or key in _BOTH},
+                {"experience": experience, "actor": actor} | critic | before | mixed,
                 f"{folder}/update",
                 hints,
             )
             actor, before = update, {"previous": update}
             critic = {"critic": update} if critic else {}
+            last = {"last": experience} if carries else {}
         return actor
 
     def _evaluation(self, name: str) -> Node:

@@ -56,7 +56,8 @@ def run(context) -> None:
         (
             {
                 "iteration": params["iteration"], "prompt_id": row["id"], "sample": sample, "policy": policy,
-                "prompt": row["prompt"], "prompt_ids": tokens, "response_ids": made, "logprobs": logprobs, "finish_reason": reason,
+                "prompt": row["prompt"], "reference": row["reference"], "prompt_ids": tokens, "response_ids": made, "logprobs": logprobs,
+                "finish_reason": reason,
                 "temperature": sampling["temperature"], "seed": seed, "text": text,
             }
             for (row, tokens, sample), (made, logprobs, reason), seed, text in zip(asked, results, seeds, texts, strict=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from stages import arrow
+from stages import arrow, rewards
 from stages.algorithms.best_of_n import best_of_n, pair_best_worst
-from stages.cluster.groups import source
-from stages.cluster.rows import Rows
 from stages.errors import UserError
 
 
 def run(context) -> None:
     params, keep = context.params, context.params["keep"]
     rollouts = arrow.read(context.input("rollouts") / "rollouts.arrow").to_pylist()
-    whole = Rows.of([(r["prompt_ids"], r["response_ids"]) for r in rollouts], last_only=True)
     with context.phase("logits and rewards"):
-        reward = source(context, "reward", "scorer", precision=params["precision"])
-        scores = [float(s[0]) for s in context.cluster.score("reward", reward, whole, select="at")]
+        by_source = rewards.score(context, rollouts, params["precision"])
+    scores = rewards.combined(context, by_source, "model" if len(by_source) > 1 else "none")
     ended = [i for i, r in enumerate(rollouts) if r["finish_reason"] == "stop"]
     ids, ended_scores = [rollouts[i]["prompt_id"] for i in ended], [scores[i] for i in ended]
     used: dict[int, str] = {}

@@ -23,9 +23,11 @@ def _tokenizer(folder: str):
 
 
 def special(folder: str) -> dict[str, int]:
-    """Ids of the end-of-text and padding tokens."""
-    tokenizer = _tokenizer(folder)
-    return {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    """Ids of the end-of-text and padding tokens, and the longest sequence of the model, in tokens."""
+    from transformers import AutoConfig
+
+    tokenizer, config = _tokenizer(folder), AutoConfig.from_pretrained(folder).get_text_config()
+    return {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id, "context": config.max_position_embeddings}
 
 
 def prompts(folder: str, texts: list[str], ids: list[str], *, room: int, limit: int | None = None) -> list[list[int]]:

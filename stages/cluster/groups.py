@@ -139,10 +139,11 @@ class Groups:
         return self._with_group("actor", lambda group: _first(group, function, arguments))
 
     def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, phase: str, *, folder: Path,
-              tokenizer_from: Path, optimizer_to: Path | None = None, companion: Rows | None = None) -> dict[str, Any]:  # fmt: skip
+              tokenizer_from: Path, optimizer_to: Path | None = None, companion: Rows | None = None,
+              mixed: Rows | None = None) -> dict[str, Any]:  # fmt: skip
         """Train a role and write it as a Hugging Face folder; its weights stay warm in the group.
 
-        optimizer_to: file for the optimizer's state. companion: see TrainerRank.train. Raises runner.Cancelled when the
+        optimizer_to: file for the optimizer's state. companion, mixed: see TrainerRank.train. Raises runner.Cancelled when the
         client has gone; what was trained until then is in recipe.state.
         """
         from stages.runner import Cancelled
@@ -157,9 +158,11 @@ class Groups:
             if recipe.state and (reached := saved_state.reached(recipe.state)) is not None:
                 state = saved_state.latest(recipe.state)
                 step = saved_state.step(state) if state else 0
-                context.resumed(f"{phase} training", step, reached - step, "steps")
+                context.resumed(phase, step, reached - step, "steps")
             with context.phase("training"):
-                done = group.ask("train", role, source, ray.put(rows), recipe, companion, watch=watch, cancelled=context.cancelled)[0]
+                done = group.ask("train", role, source, ray.put(rows), recipe, companion, mixed, watch=watch, cancelled=context.cancelled)[
+                    0
+                ]
             if not done["cancelled"]:
                 with context.phase("writing"):
                     group.ask("save", role, str(folder), str(tokenizer_from), str(optimizer_to) if optimizer_to else None)

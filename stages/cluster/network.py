@@ -33,7 +33,8 @@ class Network(nn.Module):
                 temperature: float, statistic: str | None = None) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Outputs at select_N, indexes into the R * C slots: log-probabilities of targets_N, or values of a scorer.
 
-        statistic: `entropy` of each prediction, or `regret`, how far below the best log-probability the target's is.
+        statistic: `entropy` of each prediction (`trained entropy`: with its gradient), or `regret`, how far below the best
+        log-probability the target's is.
         """
         hidden_RCD = self.inner.base_model(
             input_ids=input_ids_RC, position_ids=position_ids_RC, attention_mask=None, use_cache=False
@@ -43,8 +44,8 @@ class Network(nn.Module):
             return self.inner.score(hidden_ND).squeeze(-1).float(), None
         logits_NV = self.inner.get_output_embeddings()(hidden_ND)
         logprobs_N, found_N = token_logprobs(logits_NV, targets_N, temperature=temperature), None
-        with torch.no_grad():
-            if statistic == "entropy":
+        with torch.set_grad_enabled(statistic == "trained entropy" and torch.is_grad_enabled()):
+            if statistic in ("entropy", "trained entropy"):
                 found_N = entropy(logits_NV, temperature=temperature)
             elif statistic == "regret":
                 found_N = token_logprobs(logits_NV, logits_NV.argmax(dim=-1), temperature=temperature) - logprobs_N

@@ -37,6 +37,14 @@ class Recipe:
     """Steps taken before, on the schedule's clock."""
     total_steps: int | None = None
     """Length of the schedule; None: this training's own."""
+    frozen_steps: int = 0
+    """Steps on the schedule's clock for which the learning rate is 0."""
+    mix_coef: float = 0.0
+    """Weight of the likelihood of rows that are mixed in."""
+    mix_seed: int = 0
+    """Of the order of those rows, over all trainings of a run."""
+    stop_above: tuple[str, float] | None = None
+    """Metric and limit: training ends after the first step whose metric is above it."""
     save_every: int = 100
     """Steps between two resumable states, and ..."""
     save_minutes: float = 10.0

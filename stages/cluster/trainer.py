@@ -194,16 +194,18 @@ class TrainerRank(Resident):
 
     # -- work -----------------------------------------------------------------------------------------------------
 
-    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None = None) -> dict[str, Any]:
+    def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None = None,
+              mixed: Rows | None = None) -> dict[str, Any]:  # fmt: skip
         """Train a role on rows; returns {"metrics": [(step, name, value)], "steps": n, "cancelled": bool}.
 
-        companion: a row for each row, over which the objective takes its statistic before each step.
+        companion: a row for each row, over which the objective takes its statistic before each step. mixed: rows whose
+        likelihood joins each step's loss, as many as the step's batch, weighted by recipe.mix_coef.
         Resumes from recipe.state. The loss of a step is divided once, by the step's own count over all ranks.
         """
         with self.working(f"training {role}"):
-            return self._train(role, source, rows, recipe, companion)
+            return self._train(role, source, rows, recipe, companion, mixed)
 
-    def _train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None) -> dict[str, Any]:
+    def _train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None, mixed: Rows | None) -> dict[str, Any]:
         import numpy as np
         import torch
 
@@ -233,6 +235,7 @@ class TrainerRank(Resident):
                 ranks=self.world, tokens_per_micro_batch=max(self.hardware["micro_batch_tokens"], max(lengths)),
             )
         ]  # fmt: skip
+        blend = self._blend(mixed, recipe, len(steps), collate) if mixed is not None else None
         chosen_B = rows.chosen_S.reshape(-1, rows.per_row).sum(axis=1)
         shortest = int(np.argmin(rows.row_tokens_B))
         total = recipe.total_steps or len(steps)
@@ -246,6 +249,7 @@ class TrainerRank(Resident):
                 clock, kind=o["schedule"], warmup_steps=min(round(o["warmup"] * total), total - 1),
                 **({} if o["schedule"] == "constant" else {"total_steps": total, "floor": o["floor"]}),
             )  # fmt: skip
+            rate = 0.0 if clock < recipe.frozen_steps else rate
             for group in held.engine.optimizer.param_groups:
                 group["lr"] = rate
             count = float(chosen_B[step.rows].sum()) if objective.unit == "token" else float(len(step.rows))
@@ -256,9 +260,7 @@ class TrainerRank(Resident):
                 filler = not members
                 members = members or [shortest]
                 ids, positions, select, targets = collator.inputs(members)
-                outputs_N, entropy_N = held(
-                    ids, positions, select, targets, objective.temperature, "entropy" if objective.entropy else None
-                )
+                outputs_N, entropy_N = held(ids, positions, select, targets, objective.temperature, objective.statistic_of_logits)
                 loss = objective.loss(
                     collator.padded(outputs_N, members),
                     None if entropy_N is None else collator.padded(entropy_N, members),
@@ -270,6 +272,8 @@ class TrainerRank(Resident):
                 seen = add_metrics(seen, {"loss": (loss.sum.detach().double().cpu(), torch.zeros((), dtype=torch.float64)), **loss.metrics})
                 for name, value in loss.maxima.items():
                     maxima[name] = max(maxima.get(name, float("-inf")), float(value))
+            if blend is not None:
+                seen = add_metrics(seen, blend(held, index))
             held.engine.step()
             due = (index + 1) % recipe.save_every == 0 or time.perf_counter() - saved > 60 * recipe.save_minutes
             means, peaks, cancelled, due = self._reduce(seen, maxima, due)
@@ -282,16 +286,54 @@ class TrainerRank(Resident):
                 "done": index + 1, "total": len(steps), "tokens_per_s": tokens / (time.perf_counter() - began),
                 "metrics": {"loss": values["loss"]},
             }  # fmt: skip
-            last = index + 1 == len(steps)
+            stopped = recipe.stop_above is not None and values.get(recipe.stop_above[0], 0.0) > recipe.stop_above[1]
+            last = stopped or index + 1 == len(steps)
             if recipe.state and self.rank == 0:
                 saved_state.mark(recipe.state, index + 1)
             if recipe.state and not last and (cancelled or due):
                 saved = time.perf_counter()
                 saved_state.save(held.engine, Path(recipe.state), {"step": index + 1, "metrics": metrics}, precision=held.source.precision)
-            if cancelled and not last:
+            if last or cancelled:
                 break
         self.rename(role, f"{source.state_id}+{time.time_ns()}")  # no artifact's any more, until it is published
         return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "tokens": tokens}
+
+    def _blend(self, mixed: Rows, recipe: Recipe, count: int, collate):
+        """A function that adds the gradient of mix_coef * mean NLL of step `index`'s mixed-in rows; returns its metrics.
+
+        Rows follow each other through reshuffled passes, on the clock of the whole run; Ouyang et al. 2022, eq. 2.
+        """
+        import numpy as np
+        import torch
+
+        from stages.algorithms import planner
+        from stages.algorithms.objectives.sft import Likelihood
+
+        size, lengths = min(recipe.optimizer["batch_size"], len(mixed)), mixed.row_tokens_B.tolist()
+        likelihood, collator, shortest = Likelihood(), collate(mixed), int(np.argmin(mixed.row_tokens_B))
+        chosen_B = mixed.chosen_S
+
+        def add(held: _Held, index: int) -> dict:
+            first = (recipe.first_step + index) * size
+            order: list[int] = []
+            while len(order) < size:
+                epoch, offset = divmod(first + len(order), len(mixed))
+                order += planner.epoch_order(len(mixed), seed=recipe.mix_seed, epoch=epoch)[offset : offset + size - len(order)]
+            (step,) = planner.plan_steps(
+                lengths, order, rows_per_step=size, ranks=self.world,
+                tokens_per_micro_batch=max(self.hardware["micro_batch_tokens"], max(lengths)),
+            )  # fmt: skip
+            tokens, seen = float(chosen_B[step.rows].sum()), torch.zeros((), dtype=torch.float64)
+            for members in step.micro_batches[self.rank]:
+                filler, members = not members, members or [shortest]
+                outputs_N, _ = held(*collator.inputs(members), 1.0, None)
+                loss = likelihood.loss(collator.padded(outputs_N, members), None, collator.micro_batch(members, filler=filler))
+                scaled = planner.deepspeed_scale(loss.sum * recipe.mix_coef, global_count=tokens, ranks=self.world, accumulation=1)
+                held.engine.backward(scaled, scale_wrt_gas=False)
+                seen += loss.sum.detach().double().cpu()
+            return {"ptx_loss": (seen, torch.tensor(tokens / self.world, dtype=torch.float64))}
+
+        return add
 
     def _statistic(self, held: _Held, objective, beside, micro_batches: list[list[int]], shortest: int) -> list[float]:
         """Sum and count over all micro-batches and ranks of a step."""

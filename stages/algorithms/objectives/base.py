@@ -34,8 +34,8 @@ class Objective:
     unit: ClassVar[Literal["token", "row"]] = "token"
     """What the loss of a step is divided by."""
     temperature: float = 1.0
-    entropy: ClassVar[bool] = False
-    """Whether outputs_SL comes with the entropy of each prediction."""
+    statistic_of_logits: str | None = None
+    """`entropy`: the loss is given the entropy of each prediction too; `trained entropy`: with its gradient."""
 
     def statistic(self, outputs_SL: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """(sum, count) over the companion rows of a whole step, taken without gradient before its losses."""

@@ -1,0 +1,13 @@
+"""Sources of reward, told apart by their spelling: `file.py:function`, `http(s)://...`, else a model of the graph."""
+
+
+def is_function(source: str) -> bool:
+    return ".py:" in source
+
+
+def is_service(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def is_model(source: str) -> bool:
+    return not (is_function(source) or is_service(source))
