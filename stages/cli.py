@@ -108,6 +108,46 @@ def lineage(
     show(explain.tree_of(folder, open_store(str(root)), root, everything=everything))
 
 
+@app.command()
+def score(
+    source: Annotated[str, typer.Argument(help="FILE.py:FUNCTION, http(s)://..., or a finished reward model: a model, run or folder.")],
+    data: Annotated[Path | None, typer.Option(help="JSON lines with prompt, response and perhaps reference.")] = None,
+    prompt: Annotated[str, typer.Option(help="One prompt, with --response, instead of a file.")] = "",
+    response: Annotated[str, typer.Option()] = "",
+    reference: Annotated[str | None, typer.Option(help="What the response should be, for functions that read it.")] = None,
+    configfile: _FILES = None,
+    set_: _SET = "",
+) -> None:
+    """Try a source of reward by itself; a line for each response, and mean and spread."""
+    import json
+    import statistics
+
+    from stages import rewards, sources
+
+    if data is not None:
+        try:
+            texts = [{"prompt": r["prompt"], "response": r["response"], "reference": r.get("reference")}
+                     for r in map(json.loads, data.read_text().splitlines())]  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{data}: not JSON lines with prompt and response ({type(error).__name__}: {error})") from None
+    else:
+        texts = [{"prompt": prompt, "response": response, "reference": reference}]
+    if not texts:
+        raise UserError(f"{data}: empty")
+    root = Path.cwd()
+    if sources.is_model(source):
+        from stages import explain
+        from stages.score import by_model
+
+        scores = by_model(explain.find(source, _planned(configfile, set_), root) / "model", texts)
+    else:
+        scores = rewards.ask(source, texts, root=root, progress=lambda line: print(f"rlhf: {line}", file=sys.stderr))
+    for text, value in zip(texts, scores):
+        print(f"{value:10.4f}  {text['prompt']!r} -> {text['response']!r}")
+    if len(scores) > 1:
+        print(f"{len(scores)} responses, mean {statistics.fmean(scores):.4f}, std {statistics.stdev(scores):.4f}")
+
+
 def _progress(items, what, total):
     from rich.console import Console
     from rich.progress import track

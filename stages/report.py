@@ -55,9 +55,11 @@ def _link(job: dict[str, Any]) -> None:
         if not (Path(path) / manifest.NAME).exists():
             continue  # an ancestor that nothing needed here
         name = name.removeprefix(f"{job['target']}-") if job["sweep"] else name
-        temporary = runs / f".{name}.{os.getpid()}"
-        temporary.symlink_to(os.path.relpath(Path(path) / "model", runs))
-        temporary.replace(runs / name)
+        for link, folder in ((name, "model"), (f"{name}-ema", "ema")):
+            if (Path(path) / folder).is_dir():
+                temporary = runs / f".{link}.{os.getpid()}"
+                temporary.symlink_to(os.path.relpath(Path(path) / folder, runs))
+                temporary.replace(runs / link)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

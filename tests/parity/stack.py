@@ -110,13 +110,14 @@ class Stack(Groups):
             self.on_ranks(_replace_hardware, before)
 
     def fit(self, source: Source, rows: Rows, objective: str = LIKELIHOOD, *, role: str = "actor", epochs: int = 1,
-            seed: int = 5, optimizer: dict[str, Any] | None = None, companion: Rows | None = None, **recipe) -> Trained:  # fmt: skip
+            seed: int = 5, optimizer: dict[str, Any] | None = None, companion: Rows | None = None,
+            mixed: Rows | None = None, **recipe) -> Trained:  # fmt: skip
         """Train a role on rows and save it."""
         made = Recipe(objective, OPTIMIZER | (optimizer or {}), epochs, seed, **recipe)
         kept = self._place(source, trained=True)
         done = self.train(
             role, source, rows, made, "test", folder=Path(kept.folder), tokenizer_from=Path(source.folder),
-            optimizer_to=Path(kept.optimizer), companion=companion,
+            optimizer_to=Path(kept.optimizer), companion=companion, mixed=mixed,
         )  # fmt: skip
         self.rename(role, kept.state_id)
         return Trained(done["metrics"], kept)
