@@ -15,12 +15,16 @@ from stages.errors import UserError
 
 _IDS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
+_TURNS = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_PROMPT = [("id", pa.string()), ("prompt", pa.string()), ("turns", _TURNS)]
+"""`prompt` is the user's last turn; `turns` the whole conversation that ends with it, where there is more than that."""
+
 DATA = {
     "texts": pa.schema([("id", pa.string()), ("text", pa.string())]),
-    "demonstrations": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string())]),
-    "preferences": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("chosen", pa.string()), ("rejected", pa.string())]),
-    "rated": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("response", pa.string()), ("label", pa.bool_())]),
-    "prompts": pa.schema([("id", pa.string()), ("prompt", pa.string()), ("reference", pa.string())]),
+    "demonstrations": pa.schema([*_PROMPT, ("response", pa.string())]),
+    "preferences": pa.schema([*_PROMPT, ("chosen", pa.string()), ("rejected", pa.string())]),
+    "rated": pa.schema([*_PROMPT, ("response", pa.string()), ("label", pa.bool_())]),
+    "prompts": pa.schema([*_PROMPT, ("reference", pa.string())]),
 }
 ROLLOUTS = pa.schema(
     [
@@ -29,6 +33,7 @@ ROLLOUTS = pa.schema(
         ("sample", pa.int32()),
         ("policy", pa.string()),
         ("prompt", pa.string()),
+        ("turns", _TURNS),
         ("reference", pa.string()),
         ("prompt_ids", _IDS),
         ("response_ids", _IDS),

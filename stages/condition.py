@@ -22,7 +22,18 @@ def run(context) -> None:
     arrow.write(
         context.out / "data.arrow", arrow.DATA["demonstrations"],
         (
-            rows[id_] | {"prompt": params["condition"].replace("{prompt}", rows[id_]["prompt"]).replace("{level}", str(level[i]))}
+            rows[id_] | _asking(rows[id_], params["condition"].replace("{level}", str(level[i])))
             for i, id_ in enumerate(chat["ids"])
         ),
     )  # fmt: skip
+
+
+def conditioned(row: dict, condition: str) -> str | list[dict]:
+    """What is asked under a condition ("{prompt} 5"): the user's last turn with it, after the turns before."""
+    text = condition.replace("{prompt}", row["prompt"])
+    return [*row["turns"][:-1], {"role": "user", "content": text}] if row["turns"] else text
+
+
+def _asking(row: dict, condition: str) -> dict:
+    made = conditioned(row, condition)
+    return {"prompt": made, "turns": None} if isinstance(made, str) else {"prompt": made[-1]["content"], "turns": made}

@@ -54,19 +54,34 @@ class Data(Section):
     """What a row is: a plain text; a prompt and its response; a prompt with a chosen and a rejected response; a prompt
     with a response and a label (true: desirable); a prompt."""
     source: str = "synthetic"
-    """`synthetic` (the embedded world), a file (.jsonl, .json, .csv, .parquet, .arrow), or `hf:NAME` for a hub data set."""
+    """`synthetic` (the embedded world), a file (.jsonl, .json, .csv, .parquet, .arrow; .gz too), a folder that `datasets` saved,
+    or `hf:NAME` for a hub data set."""
     split: str = "train"
     """Split of a hub data set; of the embedded world: `train` or `eval` (their instructions are disjoint)."""
     revision: str | None = None
     """Revision of a hub data set; pin it, since a name alone can change under you."""
     columns: dict[str, str] = {}
-    """Our field name -> the source's column name, where they differ: text, prompt, response, chosen, rejected, label."""
+    """Our field -> the source's column where they differ, a path (`instances.0.output`) or a template (`{instruction}\\n{input}`).
+    Fields: text; prompt, response; messages (role/content, or from/value); chosen, rejected (texts, conversations, or HH-style
+    texts that share their beginning); answers, scores (K answers, best first or scored); label; reference; id."""
     rows: PositiveInt | None = None
-    """How many rows: made (synthetic) or taken from the front (others; none means all)."""
+    """How many rows: made (synthetic), or taken from the front (others; none means all)."""
+    sample: bool = False
+    """Draw `rows` by the seed instead of taking the first ones."""
+    mixture: dict[str, PositiveFloat] = {}
+    """Other data sets of the same kind -> weights: `rows` of them in these shares (none: as many as the smallest allows)."""
     seed: int = 0
-    """Seed of the generator (synthetic)."""
+    """Of the generator (synthetic), of `sample` and of a mixture."""
     noise: NonNegativeFloat = 0.1
     """Temperature of the embedded world's Bradley-Terry judge, in units of the gold reward; 0: it is never wrong."""
+
+    @model_validator(mode="after")
+    def _one_source(self):
+        if self.mixture and self.changed("source", "columns", "split", "revision", "sample"):
+            raise ValueError("mixture: the rows come from other data sets; take source and its options out")
+        if self.sample and not self.rows:
+            raise ValueError("sample: says how `rows` are drawn; give rows too")
+        return self
 
 
 class Architecture(Section):
@@ -132,8 +147,10 @@ class Import(Section):
 
     stage: Literal["import"] = "import"
     source: str = Field(alias="from")
-    """Hugging Face name or folder; its tokenizer must have a chat template."""
+    """Hugging Face name or folder; its tokenizer must have a chat template, or be given one."""
     revision: str | None = None
+    template: str | None = None
+    """File with a chat template (Jinja) that takes the place of the tokenizer's own."""
 
 
 class Pretrain(Trained):

@@ -130,6 +130,10 @@ def _broken_references(config: Config):
               for kind in ("data", "models", "sweeps") for name in getattr(config, kind) if not _NAME.match(name)]  # fmt: skip
     if "compare" in config.models:
         faults.append("models.compare: this name is the target of all models together; take another")
+    for name, section in config.data.items():
+        faults += [data(f"data.{name}.mixture", part, section.kind) for part in section.mixture]
+        if any(config.data[part].mixture for part in section.mixture if part in config.data):
+            faults.append(f"data.{name}.mixture: of mixtures; name the data sets themselves")
     for name, m in config.models.items():
         at = f"models.{name}"
         if m.stage == "pretrain":

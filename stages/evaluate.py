@@ -9,6 +9,7 @@ import statistics
 from stages import arrow
 from stages.cluster.groups import source
 from stages.cluster.rows import Rows
+from stages.condition import conditioned
 from stages.rollouts import sample_seed
 
 
@@ -16,9 +17,9 @@ def run(context) -> None:
     params, cluster = context.params, context.cluster
     folder, sampling, precision = context.model_folder("policy"), params["sampling"], params["precision"]
     table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
-    asked = [params.get("condition", "{prompt}").replace("{prompt}", r["prompt"]) for r in table]
+    asked = [conditioned(r, params["condition"]) if "condition" in params else r["turns"] or r["prompt"] for r in table]
     ids = cluster.apply(
-        "stages.tokens:prompts", folder=str(folder), texts=asked, ids=[r["id"] for r in table], room=sampling["max_tokens"]
+        "stages.tokens:prompts", folder=str(folder), asked=asked, ids=[r["id"] for r in table], room=sampling["max_tokens"]
     )  # fmt: skip
     stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]
     seeds = [sample_seed(params["seed"], 0, r["id"], 0) for r in table]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import threading
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 PLUMBING = {"stages.errors", "stages.manifest", "stages.plan", "stages.runner", "stages.cluster.actors", "stages.cluster.placement"}
 """Modules that carry results about and make none: whatever is edited in them, or in what they import, no number changes."""
+_PARSING = threading.Lock()
+"""CPython 3.11's parser counts its depth for all threads together: two at once end in a SystemError."""
 _REFERENCE = re.compile(r"^stages(\.\w+)+:\w+$")
 
 
@@ -37,6 +40,11 @@ class _WithoutDocstrings(ast.NodeTransformer):
 @cache
 def _parsed(module: str) -> tuple[str, frozenset[str]]:
     """(hash of the normalised syntax tree, modules of ours that it imports or names as "stages.x.y:name")."""
+    with _PARSING:
+        return _parse(module)
+
+
+def _parse(module: str) -> tuple[str, frozenset[str]]:
     tree = ast.parse(_file(module).read_text())
     found = set()
     for node in ast.walk(tree):

@@ -24,4 +24,7 @@ def run(context) -> None:
         raise UserError(f"models.{context.model}.from: '{source}' needs config.json and *.safetensors (pickled weights are not read)")
     target = context.out / "model"
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pth", "*.gguf", "original", "*.py"))
+    template = context.params["template"]
+    if template:
+        context.cluster.apply("stages.tokens:give_template", folder=str(target), template=(context.root / template).read_text())
     context.cluster.apply("stages.tokens:special", folder=str(target))

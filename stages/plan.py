@@ -153,7 +153,9 @@ class Plan:
                     params |= {"noise": section.noise}
             elif not section.source.startswith("hf:"):
                 params |= {"pin": _pin(self.root, name, section)}
-            self.data_nodes[name] = self._add("data", name, params)
+            if section.mixture:
+                params = {"kind": section.kind, "mixture": section.mixture, "rows": section.rows, "seed": section.seed}
+            self.data_nodes[name] = self._add("data", name, params, {n: self.data(n) for n in section.mixture})
         return self.data_nodes[name]
 
     def _model(self, name: str) -> Node:
@@ -164,7 +166,12 @@ class Plan:
         hints = {name: params.pop(name) for name in ("save_every", "save_minutes") if name in params}
         if model.stage == "import":
             pins = {} if not Path(model.source).is_dir() else {"pin": _pin_folder(Path(model.source))}
-            node = self._add("import", name, {"source": model.source, "revision": model.revision, **pins})
+            if model.template:
+                if not (self.root / model.template).is_file():
+                    raise UserError(f"config: models.{name}.template: no file '{model.template}'")
+                pins["template_pin"] = manifest.hash_file(self.root / model.template)
+            given = {"source": model.source, "revision": model.revision, "template": model.template}
+            node = self._add("import", name, given | pins)
         elif model.stage == "pretrain":
             inputs = {"texts": self.data(model.data)}
             if model.demonstrations:
@@ -414,10 +421,11 @@ def _without(params: dict, *keys: str) -> dict:
 
 def _pin(root: Path, name: str, section: Data) -> str:
     path = root / section.source
+    if path.is_dir():
+        return short_hash(manifest.hash_tree(path))
     if not path.is_file():
         raise UserError(f"config: data.{name}.source: no file '{section.source}'; give an existing file, 'synthetic' or 'hf:NAME'")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return manifest.hash_file(path)
 
 
 def _pin_folder(folder: Path) -> str:

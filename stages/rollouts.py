@@ -19,7 +19,7 @@ def run(context) -> None:
     table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
     chosen = [table[i] for i in window(len(table), params["prompts_per_iteration"], params["iteration"], params["seed"])]
     ids = cluster.apply(
-        "stages.tokens:prompts", folder=str(folder), texts=[r["prompt"] for r in chosen], ids=[r["id"] for r in chosen],
+        "stages.tokens:prompts", folder=str(folder), asked=[r["turns"] or r["prompt"] for r in chosen], ids=[r["id"] for r in chosen],
         room=sampling["max_tokens"],
     )  # fmt: skip
     stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]
@@ -56,8 +56,8 @@ def run(context) -> None:
         (
             {
                 "iteration": params["iteration"], "prompt_id": row["id"], "sample": sample, "policy": policy,
-                "prompt": row["prompt"], "reference": row["reference"], "prompt_ids": tokens, "response_ids": made, "logprobs": logprobs,
-                "finish_reason": reason,
+                "prompt": row["prompt"], "turns": row["turns"], "reference": row["reference"], "prompt_ids": tokens,
+                "response_ids": made, "logprobs": logprobs, "finish_reason": reason,
                 "temperature": sampling["temperature"], "seed": seed, "text": text,
             }
             for (row, tokens, sample), (made, logprobs, reason), seed, text in zip(asked, results, seeds, texts, strict=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from stages import arrow
 from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe
-from stages.cluster.rows import Rows
-from stages.encoded import conversations
+from stages.encoded import dialogues
 
 
 def run(context) -> None:
     params, cluster, base = context.params, context.cluster, context.model_folder("base")
-    chat = conversations(context, "data", ("response",), base)
-    rows = Rows.of(list(zip(chat["prompts"], chat["response"])))
+    rows, drops = dialogues(context, "data", base)
     done = cluster.train(
         "actor",
         source(context, "base", "causal", precision=params["precision"]),
@@ -23,5 +21,5 @@ def run(context) -> None:
         folder=context.out / "model",
         tokenizer_from=base,
     )  # fmt: skip
-    context.facts |= {"rows": len(rows), "drops": chat["drops"], "trained_tokens": int(rows.chosen_T.sum())}
+    context.facts |= {"rows": len(rows), "drops": drops, "trained_tokens": int(rows.chosen_T.sum())}
     arrow.write(context.out / "metrics.arrow", arrow.METRICS, arrow.metric_rows("sft", done["metrics"]))

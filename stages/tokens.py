@@ -22,6 +22,15 @@ def _tokenizer(folder: str):
     return tokenizer
 
 
+def give_template(folder: str, template: str) -> None:
+    """Write a chat template into a model folder in place of its own."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+
+
 def special(folder: str) -> dict[str, int]:
     """Ids of the end-of-text and padding tokens, and the longest sequence of the model, in tokens."""
     from transformers import AutoConfig
@@ -30,8 +39,10 @@ def special(folder: str) -> dict[str, int]:
     return {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id, "context": config.max_position_embeddings}
 
 
-def prompts(folder: str, texts: list[str], ids: list[str], *, room: int, limit: int | None = None) -> list[list[int]]:
-    """Prompt ids, ending where the response begins. `room` tokens must be left for it within the model's context.
+def prompts(folder: str, asked: list[str | list[dict]], ids: list[str], *, room: int, limit: int | None = None) -> list[list[int]]:
+    """Prompt ids, ending where the response begins. asked: texts, or turns that end with the user.
+
+    `room` tokens must be left for the response within the model's context.
 
     Raises UserError naming the first row that does not fit, or that has not exactly one beginning-of-text.
     """
@@ -39,7 +50,7 @@ def prompts(folder: str, texts: list[str], ids: list[str], *, room: int, limit: 
 
     tokenizer = _tokenizer(folder)
     context = limit or AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
-    rendered = [_render(tokenizer, text) for text in texts]
+    rendered = [_render(tokenizer, one) for one in asked]
     found = tokenizer(rendered, add_special_tokens=False).input_ids if rendered else []
     for row, tokens in zip(ids, found):
         _check_bos(tokenizer, row, tokens)
@@ -51,7 +62,8 @@ def prompts(folder: str, texts: list[str], ids: list[str], *, room: int, limit: 
     return found
 
 
-def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str, ...], context: int | None = None) -> dict[str, Any]:
+def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str, ...], context: int | None = None,
+                  strict: bool = True) -> dict[str, Any]:  # fmt: skip
     """Prompt and response ids of each answer column, end-of-text included; rows that must go are counted by reason.
 
     rows: with `id`, `prompt` and the answer columns. Returns {"ids", "prompts", <answer>..., "drops": {reason: count}}.
@@ -61,10 +73,8 @@ def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str
 
     tokenizer = _tokenizer(folder)
     context = context or AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
-    heads = tokenizer([_render(tokenizer, row["prompt"]) for row in rows], add_special_tokens=False).input_ids
-    wholes = {
-        a: tokenizer([_render(tokenizer, row["prompt"], row[a]) for row in rows], add_special_tokens=False).input_ids for a in answers
-    }
+    heads = tokenizer([_render(tokenizer, _asked(row)) for row in rows], add_special_tokens=False).input_ids
+    wholes = {a: tokenizer([_render(tokenizer, _asked(row), row[a]) for row in rows], add_special_tokens=False).input_ids for a in answers}
     kept: dict[str, Any] = {"ids": [], "prompts": [], **{a: [] for a in answers}}
     drops: Counter[str] = Counter()
     for i, row in enumerate(rows):
@@ -89,9 +99,59 @@ def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str
             kept["prompts"].append(head)
             for a in answers:
                 kept[a].append(tails[a])
-    if not kept["ids"]:
+    if strict and not kept["ids"]:
         raise UserError(f"of {len(rows)} rows none is left: {dict(drops) or 'the data set is empty'}")
     return kept | {"drops": dict(drops)}
+
+
+def dialogues(folder: str, rows: list[dict[str, Any]], *, context: int | None = None) -> dict[str, Any]:
+    """Whole conversations with the tokens that are trained: those of every assistant turn, its end-of-text included.
+
+    rows: as in `conversations`, with one answer column, `response`. Returns {"ids", "tokens", "chosen", "drops"}.
+    """
+    single = [row for row in rows if not any(t["role"] == "assistant" for t in row.get("turns") or [])]
+    kept: dict[str, Any] = {"ids": [], "tokens": [], "chosen": []}
+    drops: Counter[str] = Counter()
+    if single:
+        chat = conversations(folder, single, answers=("response",), context=context, strict=len(single) == len(rows))
+        kept["ids"], drops = chat["ids"], Counter(chat["drops"])
+        kept["tokens"] = [[*p, *r] for p, r in zip(chat["prompts"], chat["response"])]
+        kept["chosen"] = [[False] * len(p) + [True] * len(r) for p, r in zip(chat["prompts"], chat["response"])]
+    several = [row for row in rows if any(t["role"] == "assistant" for t in row.get("turns") or [])]
+    if several:
+        tokenizer = _tokenizer(folder)
+        limit = context or special(folder)["context"]
+        for row in several:
+            tokens, chosen = _spans(tokenizer, row)
+            if len(tokens) > limit:
+                drops["longer than the context"] += 1
+                continue
+            kept["ids"].append(row["id"])
+            kept["tokens"].append(tokens)
+            kept["chosen"].append(chosen)
+    if not kept["ids"]:
+        raise UserError(f"of {len(rows)} rows none is left: {dict(drops)}")
+    return kept | {"drops": dict(drops)}
+
+
+def _spans(tokenizer, row: dict) -> tuple[list[int], list[bool]]:
+    """Token ids of a conversation of several assistant turns, and which belong to one of them."""
+    turns = [*row["turns"], {"role": "assistant", "content": row["response"]}]
+    encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids
+    tokens = encode(tokenizer.apply_chat_template(turns, tokenize=False))
+    _check_bos(tokenizer, row["id"], tokens)
+    chosen, end = [False] * len(tokens), 0
+    for k, turn in enumerate(turns):
+        if turn["role"] != "assistant":
+            continue
+        head = encode(tokenizer.apply_chat_template(turns[:k], tokenize=False, add_generation_prompt=True))
+        if tokens[: len(head)] != head:
+            raise UserError(f"row {row['id']}: the chat template's prompt is no prefix of prompt and response; fix the template")
+        if tokenizer.eos_token_id not in tokens[len(head) :]:
+            raise UserError(f"row {row['id']}: the chat template does not end a response with {tokenizer.eos_token}; fix the template")
+        end = tokens.index(tokenizer.eos_token_id, len(head)) + 1
+        chosen[len(head) : end] = [True] * (end - len(head))
+    return tokens[:end], chosen[:end]
 
 
 def plain(folder: str, texts: list[str], *, context: int) -> list[list[int]]:
@@ -119,8 +179,12 @@ def texts(folder: str, responses: list[list[int]]) -> list[str]:
     return [t.strip() for t in _tokenizer(folder).batch_decode(responses, skip_special_tokens=True)]
 
 
-def _render(tokenizer, prompt: str, response: str | None = None) -> str:
-    turns = [{"role": "user", "content": prompt}]
+def _asked(row: dict) -> str | list[dict]:
+    return row.get("turns") or row["prompt"]
+
+
+def _render(tokenizer, prompt: str | list[dict], response: str | None = None) -> str:
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if response is not None:
         turns.append({"role": "assistant", "content": response})
     return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=response is None)

@@ -9,7 +9,7 @@ from stages import arrow, manifest
 from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe
 from stages.cluster.rows import Rows
-from stages.encoded import conversations
+from stages.encoded import dialogues
 from stages.errors import UserError
 
 
@@ -109,8 +109,7 @@ def _mixed(context) -> Rows:
         limit = context.cluster.apply("stages.tokens:special", folder=str(folder))["context"]
         plain = context.cluster.apply("stages.tokens:plain", folder=str(folder), texts=table["text"].to_pylist(), context=limit)
         return Rows.of([(ids[:1], ids[1:]) for ids in plain])
-    chat = conversations(context, "ptx", ("response",), folder)
-    return Rows.of(list(zip(chat["prompts"], chat["response"])))
+    return dialogues(context, "ptx", folder)[0]
 
 
 def _look_for_idle(context, advantages) -> None:

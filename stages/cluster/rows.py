@@ -71,6 +71,13 @@ class Rows:
         flat = {n: np.fromiter((x for row in v for x in row), dtype=np.float32) for n, v in token_fields.items()}
         return cls(tokens, lengths, chosen, per_row, flat, {n: np.asarray(v, dtype=np.float32) for n, v in row_fields.items()})
 
+    @classmethod
+    def masked(cls, tokens: Sequence[Sequence[int]], chosen: Sequence[Sequence[bool]]) -> Rows:
+        """Rows of one sequence each, with any of their tokens chosen."""
+        lengths = np.array([len(t) for t in tokens], dtype=np.int64)
+        flat = np.fromiter((t for row in tokens for t in row), dtype=np.int32, count=int(lengths.sum()))
+        return cls(flat, lengths, np.fromiter((c for row in chosen for c in row), dtype=bool, count=len(flat)))
+
     def split(self, values_N: np.ndarray) -> list[np.ndarray]:
         """A value per chosen token -> one array per sequence."""
         return np.split(values_N, np.cumsum(self.chosen_S)[:-1])

@@ -2,6 +2,8 @@
 
 
 rule data:
+    input:
+        unpack(manifests),
     output:
         manifest=STORE + "/{artifact}/manifest.json",
         rows=STORE + "/{artifact}/data.arrow",
