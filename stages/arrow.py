@@ -22,7 +22,7 @@ _PROMPT = [("id", pa.string()), ("prompt", pa.string()), ("turns", _TURNS)]
 DATA = {
     "texts": pa.schema([("id", pa.string()), ("text", pa.string())]),
     "demonstrations": pa.schema([*_PROMPT, ("response", pa.string())]),
-    "preferences": pa.schema([*_PROMPT, ("chosen", pa.string()), ("rejected", pa.string())]),
+    "preferences": pa.schema([*_PROMPT, ("chosen", pa.string()), ("rejected", pa.string()), ("margin", pa.float32())]),
     "rated": pa.schema([*_PROMPT, ("response", pa.string()), ("label", pa.bool_())]),
     "prompts": pa.schema([*_PROMPT, ("reference", pa.string())]),
 }

@@ -184,6 +184,8 @@ class RewardModel(Trained):
     data: str
     heldout: str
     """Preferences that it is not trained on; its accuracy and the normaliser's statistics come from them."""
+    margin: bool = False
+    """Read the data's `margin` column: by how much the chosen response should win (Llama 2)."""
     epochs: PositiveInt = 1
     optimizer: Optimizer = Optimizer()
 
@@ -257,6 +259,8 @@ class RejectionSampling(Sampled):
     """RAFT: sample, score, keep the best finished response of each prompt, fine-tune on it."""
 
     stage: Literal["rejection_sampling"]
+    top_share: Fraction | None = Field(None, gt=0.0)
+    """Keep this share of all finished responses, the best, whatever prompt they answer; none: the best of each prompt."""
     optimizer: Optimizer = Optimizer(learning_rate=5e-4)
 
 

@@ -70,15 +70,14 @@ def _given(context, params: dict[str, Any], drops: Counter[str]) -> tuple[list[d
             f"data.{name}: {named} in '{params['source']}'; it has {', '.join(found.column_names)}. A data set of kind {kind} "
             f"wants {forms.wanted(kind)}; say which column is which: data.{name}.columns: {{ours: theirs}}"
         )
-    if params.get("rows") and params.get("sample"):
-        found = found.select(sorted(random.Random(params.get("seed", 0)).sample(range(len(found)), min(params["rows"], len(found)))))
-    elif params.get("rows"):
-        found = found.select(range(min(params["rows"], len(found))))
+    taken = range(min(params.get("rows") or len(found), len(found)))
+    if params.get("sample"):
+        taken = sorted(random.Random(params.get("seed", 0)).sample(range(len(found)), len(taken)))
     needed, optional, make = form
     fields = [*needed, *(field for field in optional if has(field))]
     identity = columns.get("id", "id")
     rows: list[dict[str, Any]] = []
-    for i, row in enumerate(found):
+    for i, row in zip(taken, found.select(taken)):
         at = str(row[identity]) if identity in found.column_names else f"{name}-{i:08d}"
         try:
             made = list(make({field: forms.value(row, columns.get(field, field)) for field in fields}))
@@ -86,7 +85,7 @@ def _given(context, params: dict[str, Any], drops: Counter[str]) -> tuple[list[d
             drops[str(reason)] += 1
             continue
         rows += [{"id": at if len(made) == 1 else f"{at}-{n}", **one} for n, one in enumerate(made)]
-    return rows, len(found)
+    return rows, len(taken)
 
 
 def _missing(kind: str, has) -> str:

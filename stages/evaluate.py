@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 
-from stages import arrow
+from stages import arrow, rewards
 from stages.cluster.groups import source
 from stages.cluster.rows import Rows
 from stages.condition import conditioned
@@ -34,7 +34,9 @@ def run(context) -> None:
     with context.phase("logits and rewards"):
         own = score("actor", "causal", rows, select="before", temperature=sampling["temperature"])
         reference = score("reference", "causal", rows, select="before", temperature=sampling["temperature"])
-        scores = [float(s[0]) for s in score("reward", "scorer", Rows.of(sequences, last_only=True), select="at")]
+        told = [{**row, "text": text, "prompt_ids": p, "response_ids": r[0], "finish_reason": r[2]}
+                for row, text, p, r in zip(table, texts, ids, results)]  # fmt: skip
+        scores = rewards.by_model(context, "reward", told, folder, precision)
     judged = [_judge(row["prompt"], text, r[2] == "stop") for row, text, r in zip(table, texts, results)]
     samples = [
         {
@@ -50,7 +52,7 @@ def run(context) -> None:
     (context.out / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
 
 
-_INPUT = {"actor": "policy", "reference": "reference", "reward": "reward"}
+_INPUT = {"actor": "policy", "reference": "reference"}
 
 
 def _judge(prompt: str, text: str, finished: bool) -> tuple[float, dict[str, float]]:

@@ -32,7 +32,7 @@ def run(context) -> None:
         if params["estimator"] == "gae":
             critic = source(context, "critic", "scorer", role="critic", precision=precision, seed=_HEAD_SEED)
             values = cluster.score("critic", critic, rows, select="before")
-        by_source = rewards.score(context, rollouts, precision)
+        by_source = rewards.score(context, rollouts, context.model_folder("actor"), precision)
     last = manifest.read(context.input("last"))["facts"] if "last" in context.job["inputs"] else {}
     scores = rewards.combined(context, by_source, params["reward_normalisation"])
     if params["reward_normalisation"] == "running":

@@ -91,7 +91,7 @@ def _pair(row: Mapping) -> Iterator[dict]:
     chosen, rejected = (_text(row[a], a) for a in ("chosen", "rejected"))
     if chosen.strip() == rejected.strip():
         raise Drop("chosen equals rejected")
-    yield _prompt(row["prompt"]) | {"chosen": chosen, "rejected": rejected}
+    yield _prompt(row["prompt"]) | {"chosen": chosen, "rejected": rejected, "margin": row.get("margin")}
 
 
 def _implicit_pair(row: Mapping) -> Iterator[dict]:
@@ -104,7 +104,7 @@ def _implicit_pair(row: Mapping) -> Iterator[dict]:
         raise Drop("chosen and rejected have no prompt in common")
     if one[same]["role"] != "assistant" or other[same]["role"] != "assistant":
         raise Drop("chosen and rejected do not part at an assistant turn")
-    yield asked(one[:same]) | {"chosen": one[same]["content"], "rejected": other[same]["content"]}
+    yield asked(one[:same]) | {"chosen": one[same]["content"], "rejected": other[same]["content"], "margin": row.get("margin")}
 
 
 def _ranked(row: Mapping) -> Iterator[dict]:
@@ -163,8 +163,8 @@ FORMS: dict[str, list[Form]] = {
         (("conversations",), (), lambda row: _dialogue(row, "conversations")),
     ],
     "preferences": [
-        (("prompt", "chosen", "rejected"), (), _pair),
-        (("chosen", "rejected"), (), _implicit_pair),
+        (("prompt", "chosen", "rejected"), ("margin",), _pair),
+        (("chosen", "rejected"), ("margin",), _implicit_pair),
         (("prompt", "answers"), ("scores",), _ranked),
     ],
     "rated": [(("prompt", "response", "label"), (), _rated)],

@@ -235,7 +235,8 @@ class Plan:
             chosen = self._add(
                 "selection",
                 name,
-                {"keep": "pairs" if pairs else "best", "precision": model.precision, "rewards": sources},
+                {"keep": "pairs" if pairs else "best", "precision": model.precision, "rewards": sources}
+                | ({} if pairs else {"top_share": model.top_share}),
                 {"rollouts": rollouts} | rewards,
                 f"{folder}/selection",
             )
@@ -375,6 +376,7 @@ def targets(plan: Plan) -> dict[str, Target]:
             "evaluations": {m: e.path for m, e in evaluations.items()},
             "baseline": plan.config.evaluation.baseline,
             "experiment": target if target in sweeps else plan.config.experiment,
+            "own": {m: [p for p, n in closure.items() if n.model == m and p != node.path] + [node.path] for m, node in made.items()},
             "iterations": {
                 m: sorted(p for p in closure if p.startswith(f"{node.path.rsplit('/', 2)[0]}/")) for m, node in made.items() if node.folder
             },

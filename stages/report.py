@@ -17,22 +17,23 @@ _SHOWN_PROMPTS = 4
 
 def run(job: dict[str, Any]) -> None:
     """Write a target's report and refresh the common tables; link results/runs/<experiment>/<model>."""
-    rows = [_row(name, Path(path)) for name, path in job["evaluations"].items()]
+    rows = [_row(name, Path(path)) | _seconds(job, name) for name, path in job["evaluations"].items()]
     _link(job)
     made = {path: manifest.read(Path(path))["content"] for path in job["evaluations"].values()}
     manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job, "made": made})
     jobs = [json.loads(p.read_text())["job"] for p in sorted(REPORT.glob("*.json")) if p.name != "summary.json"]
-    evaluations, models, iterations = {}, {}, {}
+    evaluations, models, iterations, seconds = {}, {}, {}, {}
     for other in [*(j for j in jobs if j["experiment"] == job["experiment"]), job]:
         evaluations |= {n: p for n, p in other["evaluations"].items() if (Path(p) / manifest.NAME).exists()}
         models |= {n: p for n, p in other["models"].items() if (Path(p) / manifest.NAME).exists()}
         iterations |= other["iterations"]
+        seconds |= {n: _seconds(other, n) for n in other["evaluations"]}
     if job["sweep"]:
         manifest.write_text(REPORT / f"{job['target']}.md", _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, {}))
         return
     manifest.write_text(REPORT / f"{job['target']}.md", _summary(rows, job["baseline"], {}, {}))
     ordered = sorted(evaluations, key=lambda name: name != job["baseline"])
-    rows = [_row(name, Path(evaluations[name])) for name in ordered]
+    rows = [_row(name, Path(evaluations[name])) | seconds[name] for name in ordered]
     manifest.write_json(REPORT / "summary.json", rows)
     manifest.write_text(REPORT / "summary.md", _summary(rows, job["baseline"], models, {n: evaluations[n] for n in ordered}))
     manifest.write_text(REPORT / "timings.md", _timings(iterations))
@@ -45,6 +46,28 @@ def _row(name: str, path: Path) -> dict[str, Any]:
         | {column: found[column] for column in COLUMNS[1:]}
         | {"gold_terms": found["gold_terms"], "prompts": found["prompts"]}
     )
+
+
+def _seconds(job: dict[str, Any], model: str) -> dict[str, float | None]:
+    """What a model's own artifacts took, without what it was made from: generation, and training with scoring; None if unknown."""
+    found: dict[str, float | None] = {"generation_s": 0.0, "training_s": 0.0}
+    for path in job["own"].get(model, ()):
+        info = _info(Path(path))
+        if info is None:
+            return {"generation_s": None, "training_s": None}
+        phases = info["phases"]
+        found["generation_s"] += phases.get("generation", 0.0) + phases.get("weight sync", 0.0)
+        found["training_s"] += phases.get("training", 0.0) + phases.get("logits and rewards", 0.0) + phases.get("advantages", 0.0)
+    return found
+
+
+def _info(artifact: Path) -> dict[str, Any] | None:
+    """How an artifact was computed, here or where it was restored from."""
+    path = artifact / "run_info.json"
+    if not path.exists():
+        return None
+    info = json.loads(path.read_text())
+    return info if info["status"] == "computed" else info.get("computed")
 
 
 def _link(job: dict[str, Any]) -> None:
@@ -82,22 +105,29 @@ def _summary(rows: list[dict], baseline: str, models: dict[str, str], evaluation
             r["model"], _number(r["gold_reward"]),
             "" if r["win_rate"] is None else f"{100 * r['win_rate']:.1f} ± {100 * r['win_rate_se']:.1f} %",
             _number(r["response_length"], 1), _number(r["reward_model_score"], 2), _number(r["kl"], 2),
+            _number(r["generation_s"], 0), _number(r["training_s"], 0),
         ]
         for r in rows
     ]  # fmt: skip
     parts = [
-        table(["model", "gold reward", f"win rate against {baseline}", "length", "reward model", "KL"], main),
+        table(["model", "gold reward", f"win rate against {baseline}", "length", "reward model", "KL", "generation s", "training s"], main),
         f"\n{rows[0]['prompts'] if rows else 0} evaluation prompts; ties count half; ± is one standard error; "
-        f"KL to {baseline} in nats a response.",
+        f"KL to {baseline} in nats a response; seconds of a model's own artifacts, training with scoring.",
         "\n## Terms of the gold reward\n",
     ]
     terms = list(rows[0]["gold_terms"]) if rows else []
     parts.append(table(["model", *terms], [[r["model"], *(_number(r["gold_terms"][t]) for t in terms)] for r in rows]))
     judges = {n: manifest.read(Path(p)) for n, p in models.items()}
     facts = {n: m["facts"] for n, m in judges.items() if m["stage"] == "reward_model"}
-    judged = [[n, f"{100 * f['accuracy']:.1f} %", f["count"] // 2, _number(f["mean"]), _number(f["std"])] for n, f in facts.items()]
+    judged = [
+        [n, f"{100 * f['accuracy']:.1f} %", f["count"] // 2, _number(f["calibration_error"]), _number(f["mean"]), _number(f["std"])]
+        for n, f in facts.items()
+    ]
     if judged:
-        parts += ["\n## Reward models\n", table(["model", "right on held-out pairs", "pairs", "mean score", "std"], judged)]
+        parts += [
+            "\n## Reward models\n",
+            table(["model", "right on held-out pairs", "pairs", "calibration error", "mean score", "std"], judged),
+        ]
     parts += ["\n## Answers\n", *_answers(evaluations)]
     return "\n".join(parts) + "\n"
 

@@ -9,13 +9,14 @@ from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
 from stages.encoded import conversations
+from stages.errors import UserError
 
 
 def run(context) -> None:
     params, cluster, base = context.params, context.cluster, context.model_folder("base")
     start = source(context, "base", "scorer", precision=params["precision"], seed=params["seed"])
     pairs = _pairs(context, "data")
-    rows = _rows(pairs)
+    rows = _rows(pairs, _margins(context, pairs["ids"]) if params["margin"] else None)
     done = cluster.train(
         "critic",
         start,
@@ -36,6 +37,7 @@ def run(context) -> None:
         "rows": len(rows),
         "drops": {"data": pairs["drops"], "heldout": heldout["drops"]},
         "accuracy": right / len(chosen),
+        "calibration_error": cluster.apply("stages.reward_model:calibration", chosen=chosen, rejected=rejected),
         "mean": statistics.fmean(scores),
         "std": statistics.stdev(scores),
         "count": len(scores),
@@ -52,6 +54,27 @@ def _pairs(context, name: str) -> dict:
     return conversations(context, name, ("chosen", "rejected"), context.model_folder("base"))
 
 
-def _rows(pairs: dict) -> Rows:
+def _rows(pairs: dict, margins: list[float] | None = None) -> Rows:
     sequences = [(p, r) for p, c, j in zip(pairs["prompts"], pairs["chosen"], pairs["rejected"]) for r in (c, j)]
-    return Rows.of(sequences, per_row=2, last_only=True)
+    return Rows.of(sequences, per_row=2, last_only=True, row_fields={} if margins is None else {"margin": margins})
+
+
+def _margins(context, ids: list[str]) -> list[float]:
+    table = arrow.read(context.input("data") / "data.arrow")
+    found = dict(zip(table["id"].to_pylist(), table["margin"].to_pylist()))
+    missing = [i for i in ids if found[i] is None]
+    if missing:
+        raise UserError(
+            f"models.{context.model}.margin: {len(missing)} of {len(ids)} pairs have no margin ({missing[0]}); give the column, "
+            "data.<name>.columns: {margin: ...}, or take the option out"
+        )
+    return [found[i] for i in ids]
+
+
+def calibration(*, chosen: list[float], rejected: list[float]) -> float:
+    """Where torch is loaded."""
+    import torch
+
+    from stages.algorithms.reward_model import calibration_error
+
+    return calibration_error(torch.tensor(chosen) - torch.tensor(rejected))

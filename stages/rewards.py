@@ -26,22 +26,34 @@ _BATCH = 64
 _TRIES, _TIMEOUT_S = 4, 60.0
 
 
-def score(context, rollouts: Sequence[dict[str, Any]], precision: str) -> dict[str, list[float]]:
-    """Source -> a raw score for each rollout, in their order."""
-    from stages.cluster.groups import source as weights
-
-    whole = Rows.of([(r["prompt_ids"], r["response_ids"]) for r in rollouts], last_only=True)
+def score(context, rollouts: Sequence[dict[str, Any]], policy: Path, precision: str) -> dict[str, list[float]]:
+    """Source -> a raw score for each rollout, in their order. policy: the model folder that sampled them."""
     texts = [{"prompt": r["prompt"], "response": r["text"], "reference": r.get("reference")} for r in rollouts]
     found = {}
     for entry in context.params["rewards"]:
         name = entry["source"]
         if "input" in entry:
-            model = weights(context, entry["input"], "scorer", precision=precision)
-            found[name] = [float(s[0]) for s in context.cluster.score("reward", model, whole, select="at")]
-            _check(name, found[name], texts)
+            found[name] = _check(name, by_model(context, entry["input"], rollouts, policy, precision), texts)
         else:
             found[name] = ask(name, texts, root=context.root, pin=entry.get("pin"), progress=context.log)
     return found
+
+
+def by_model(context, name: str, rollouts: Sequence[dict[str, Any]], policy: Path, precision: str) -> list[float]:
+    """Scores of the reward model that is input `name`: of the sampled tokens, or, with another tokenizer, of the text.
+
+    rollouts: {prompt, turns, text, prompt_ids, response_ids, finish_reason}.
+    """
+    from stages.cluster.groups import source as weights
+
+    folder, sequences = context.model_folder(name), [(r["prompt_ids"], r["response_ids"]) for r in rollouts]
+    if not context.cluster.apply("stages.tokens:same", one=str(folder), other=str(policy)):
+        context.log(f"{context.job['inputs'][name]} has another tokenizer: it scores the text of the responses")
+        rows = [{"id": str(i), "prompt": r["prompt"], "turns": r["turns"], "response": r["text"] or " "} for i, r in enumerate(rollouts)]
+        sequences = context.cluster.apply("stages.tokens:retold", folder=str(folder), rows=rows,
+                                          finished=[r["finish_reason"] == "stop" for r in rollouts])  # fmt: skip
+    model = weights(context, name, "scorer", precision=precision)
+    return [float(s[0]) for s in context.cluster.score("reward", model, Rows.of(sequences, last_only=True), select="at")]
 
 
 def combined(context, scores: dict[str, list[float]], normalisation: str) -> list[float]:

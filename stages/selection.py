@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stages import arrow, rewards
-from stages.algorithms.best_of_n import best_of_n, pair_best_worst
+from stages import arrow, manifest, plan, rewards
+from stages.algorithms.best_of_n import best_of_n, pair_best_worst, top_share
 from stages.errors import UserError
 
 
@@ -11,16 +11,17 @@ def run(context) -> None:
     params, keep = context.params, context.params["keep"]
     rollouts = arrow.read(context.input("rollouts") / "rollouts.arrow").to_pylist()
     with context.phase("logits and rewards"):
-        by_source = rewards.score(context, rollouts, params["precision"])
+        by_source = rewards.score(context, rollouts, _policy(context), params["precision"])
     scores = rewards.combined(context, by_source, "model" if len(by_source) > 1 else "none")
     ended = [i for i, r in enumerate(rollouts) if r["finish_reason"] == "stop"]
     ids, ended_scores = [rollouts[i]["prompt_id"] for i in ended], [scores[i] for i in ended]
     used: dict[int, str] = {}
     if keep == "best":
-        chosen = {p: ended[i] for p, i in best_of_n(ids, ended_scores).items()}
-        chosen = _without_repeats(rollouts, chosen)
-        rows = [_best(rollouts[i], scores[i]) for i in chosen.values()]
-        used = dict.fromkeys(chosen.values(), "best")
+        share = params["top_share"]
+        best = top_share(ended_scores, share) if share is not None else best_of_n(ids, ended_scores).values()
+        chosen = _without_repeats(rollouts, [ended[i] for i in best])
+        rows = [_best(rollouts[i], scores[i]) for i in chosen]
+        used = dict.fromkeys(chosen, "best")
         schema = arrow.BEST
     else:
         pairs = {p: (ended[b], ended[w]) for p, (b, w) in pair_best_worst(ids, ended_scores).items()}
@@ -43,20 +44,25 @@ def run(context) -> None:
     )  # fmt: skip
 
 
-def _without_repeats(rollouts, chosen: dict) -> dict:
+def _policy(context):
+    """The model folder that the rollouts were sampled from."""
+    return context.root / plan.model_folder(manifest.read(context.input("rollouts"))["inputs"]["policy"]["path"])
+
+
+def _without_repeats(rollouts, chosen: list[int]) -> list[int]:
     """The same answer to the same prompt text teaches nothing twice."""
     seen: set = set()
-    kept = {}
-    for prompt, i in chosen.items():
+    kept = []
+    for i in chosen:
         content = (tuple(rollouts[i]["prompt_ids"]), tuple(rollouts[i]["response_ids"]))
         if content not in seen:
             seen.add(content)
-            kept[prompt] = i
+            kept.append(i)
     return kept
 
 
 def _best(r: dict, score: float) -> dict:
-    return {"id": r["prompt_id"], "prompt": r["prompt"], "response": r["text"], "prompt_ids": r["prompt_ids"],
+    return {"id": f"{r['prompt_id']}/{r['sample']}", "prompt": r["prompt"], "response": r["text"], "prompt_ids": r["prompt_ids"],
             "response_ids": r["response_ids"], "score": score}  # fmt: skip
 
 

@@ -31,6 +31,12 @@ def give_template(folder: str, template: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def same(one: str, other: str) -> bool:
+    """Whether two model folders turn text and chats into the same ids."""
+    a, b = _tokenizer(one), _tokenizer(other)
+    return a.chat_template == b.chat_template and a.backend_tokenizer.to_str() == b.backend_tokenizer.to_str()
+
+
 def special(folder: str) -> dict[str, int]:
     """Ids of the end-of-text and padding tokens, and the longest sequence of the model, in tokens."""
     from transformers import AutoConfig
@@ -102,6 +108,25 @@ def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str
     if strict and not kept["ids"]:
         raise UserError(f"of {len(rows)} rows none is left: {dict(drops) or 'the data set is empty'}")
     return kept | {"drops": dict(drops)}
+
+
+def retold(folder: str, rows: list[dict[str, Any]], *, finished: list[bool]) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, response ids) of texts that another tokenizer's model wrote; no end-of-text where it had not ended.
+
+    Responses longer than the context are cut from behind. Raises UserError for a prompt that fills the context.
+    """
+    tokenizer, limit = _tokenizer(folder), special(folder)["context"]
+    encode = lambda texts: tokenizer(texts, add_special_tokens=False).input_ids
+    heads = encode([_render(tokenizer, _asked(row)) for row in rows])
+    wholes = encode([_render(tokenizer, _asked(row), row["response"]) for row in rows])
+    found = []
+    for row, head, whole, done in zip(rows, heads, wholes, finished):
+        if len(head) >= limit:
+            raise UserError(f"response {row['id']}: its prompt has {len(head)} tokens for the reward model, whose context is {limit}")
+        tail = whole[len(head) :]
+        end = tail.index(tokenizer.eos_token_id) + done if tokenizer.eos_token_id in tail else len(tail)
+        found.append((head, tail[: max(1, end)][: limit - len(head)]))
+    return found
 
 
 def dialogues(folder: str, rows: list[dict[str, Any]], *, context: int | None = None) -> dict[str, Any]:

@@ -27,6 +27,19 @@ def pair_best_worst(prompt_ids: Sequence[Hashable], rewards: Sequence[float]) ->
     return {prompt: (best[prompt], worst[prompt]) for prompt in best if rewards[best[prompt]] > rewards[worst[prompt]]}
 
 
+def top_share(rewards: Sequence[float], share: float) -> list[int]:
+    """Rows of the highest rewards, ceil(share * n) of them, best first; on a tie the lower row.
+
+    Raises ValueError unless 0 < share <= 1, or when a reward is NaN. Dong et al. 2023 (RAFT), the top 1/k of a batch.
+    """
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"share must lie in (0, 1], not {share}")
+    if any(math.isnan(reward) for reward in rewards):
+        raise ValueError(f"NaN reward in rows {[row for row, reward in enumerate(rewards) if math.isnan(reward)]}")
+    order = sorted(range(len(rewards)), key=lambda row: (-rewards[row], row))
+    return order[: math.ceil(share * len(rewards))]
+
+
 def _groups(prompt_ids: Sequence[Hashable], rewards: Sequence[float]) -> dict[Hashable, list[int]]:
     if len(prompt_ids) != len(rewards):
         raise ValueError(f"{len(prompt_ids)} prompt ids for {len(rewards)} rewards")

@@ -45,6 +45,18 @@ def score_statistics(scores_B: Tensor, *, weight_B: Tensor | None = None) -> Mom
     return Moments.of(scores_B, row_weights(weight_B, scores_B)[1])
 
 
+def calibration_error(difference_B: Tensor, *, bins: int = 10) -> float:
+    """Expected calibration error of held-out pairs: how far the predicted probability that the favoured response wins,
+    sigmoid(|difference|), is from how often it does, averaged over equally filled bins of pairs.
+
+    difference_B: chosen minus rejected score. Returns a number in [0, 0.5]; 0 for no pairs. Guo et al. 2017, eq. 3.
+    """
+    order_B = difference_B.abs().argsort(stable=True)
+    predicted_B, right_B = difference_B.double().abs().sigmoid()[order_B], accuracy(difference_B.double())[order_B]
+    parts = [(p, r) for p, r in zip(predicted_B.tensor_split(bins), right_B.tensor_split(bins)) if len(p)]
+    return sum(float((p.mean() - r.mean()).abs()) * len(p) for p, r in parts) / max(1, len(difference_B))
+
+
 def zscore(scores_B: Tensor, moments: Moments, *, ddof: int = 1) -> Tensor:
     """(scores - mean) / std with the statistics of another set, zeros when that set is constant.
 
