@@ -51,6 +51,8 @@ def _row(name: str, path: Path) -> dict[str, Any]:
 def _seconds(job: dict[str, Any], model: str) -> dict[str, float | None]:
     """What a model's own artifacts took, without what it was made from: generation, and training with scoring; None if unknown."""
     found: dict[str, float | None] = {"generation_s": 0.0, "training_s": 0.0}
+    if "own" not in job:  # a report of earlier code
+        return dict.fromkeys(found)
     for path in job["own"].get(model, ()):
         info = _info(Path(path))
         if info is None:
