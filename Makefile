@@ -23,7 +23,7 @@ PYTEST_ARGS ?=
 activate := . .venv/bin/activate
 later_tests := $(foreach part,workflow crash parity $(if $(filter cuda,$(ENV)),gpu),$(if $(wildcard tests/$(part)/test_*.py tests/$(part)/*/test_*.py),tests/$(part)))
 
-.PHONY: help env test test-fast compare lint clean
+.PHONY: help env test test-fast compare bench lint clean
 
 help: ## this text
 	@awk -F ':[^#]*## ' '/^[a-z%_-]+:.*## / { sub("%", "MODEL", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ test-fast: env ## the fast tests alone
 
 compare: env ## every method of the paper from the same sft and data, in one table
 	@$(activate) && snakemake --cores $(CORES) $(SNAKEMAKE_ARGS) compare
+
+bench: env ## our speed beside TRL's, planning and restoring: ratios and seconds, benchmarks/results/*.json
+	@$(activate) && python benchmarks/planning.py && python benchmarks/restore.py && python benchmarks/compare_trl.py
 
 lint: env ## ruff over the tree
 	@$(activate) && ruff check .

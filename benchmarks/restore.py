@@ -1,6 +1,6 @@
 """How long a checkpoint takes to come back from the local cache: linked, and every byte hashed again.
 
-    python benchmarks/restore.py [--gib 1] [--files 4]
+python benchmarks/restore.py [--gib 1] [--files 4]
 """
 
 from __future__ import annotations

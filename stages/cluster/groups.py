@@ -171,6 +171,7 @@ class Groups:
         done = self._with_group(role, work)
         if done["cancelled"]:
             raise Cancelled()
+        context.info.setdefault("pace", {})[role] = done["pace"]
         last = {name: value for step, name, value in done["metrics"][-40:]}
         context.progress(phase, done["steps"], done["steps"], loss=last.get("loss", 0.0))
         return done
@@ -260,6 +261,7 @@ class Groups:
                             context.progress(
                                 phase, len(found), len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began)
                             )
+                context.info.setdefault("pace", {}).setdefault(phase, {"tokens_per_s": tokens / max(time.perf_counter() - began, 1e-9)})
                 return [found[i] for i in range(len(prompts))]
             except ray.exceptions.RayActorError as error:
                 if attempt + 1 == _ATTEMPTS:

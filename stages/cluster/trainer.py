@@ -242,9 +242,9 @@ class TrainerRank(Resident):
         done = json.loads((resume / "progress.json").read_text()) if resume else {"step": 0, "metrics": []}
         metrics = [tuple(m) for m in done["metrics"]]
         began, tokens, cancelled = time.perf_counter(), 0, False
-        saved = began
+        saved, times = began, []
         for index in range(done["step"], len(steps)):
-            step, clock = steps[index], recipe.first_step + index
+            step, clock, at = steps[index], recipe.first_step + index, time.perf_counter()
             rate = o["learning_rate"] * learning_rate_factor(
                 clock, kind=o["schedule"], warmup_steps=min(round(o["warmup"] * total), total - 1),
                 **({} if o["schedule"] == "constant" else {"total_steps": total, "floor": o["floor"]}),
@@ -282,6 +282,7 @@ class TrainerRank(Resident):
                 raise RuntimeError(f"{role}: loss {values['loss']}, gradient norm {values['grad_norm']} at step {index}")
             metrics += [(clock, name, value) for name, value in sorted(values.items())]
             tokens += int(rows.row_tokens_B[step.rows].sum())
+            times.append(time.perf_counter() - at)
             self._progress = {
                 "done": index + 1, "total": len(steps), "tokens_per_s": tokens / (time.perf_counter() - began),
                 "metrics": {"loss": values["loss"]},
@@ -296,7 +297,8 @@ class TrainerRank(Resident):
             if last or cancelled:
                 break
         self.rename(role, f"{source.state_id}+{time.time_ns()}")  # no artifact's any more, until it is published
-        return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "tokens": tokens}
+        pace = {"steps": len(times), "median_step_s": float(np.median(times or [0.0])), "tokens_per_s": tokens / max(sum(times), 1e-9)}
+        return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "pace": pace}
 
     def _blend(self, mixed: Rows, recipe: Recipe, count: int, collate):
         """A function that adds the gradient of mix_coef * mean NLL of step `index`'s mixed-in rows; returns its metrics.

@@ -70,6 +70,51 @@ def test_losses_on_the_same_data_share_the_reference_log_probabilities():
     assert len({made.final[m].inputs["reference"].path for m in ("dpo", "ipo", "cdpo")}) == 1
 
 
+def test_an_option_of_the_update_leaves_rollouts_and_experience_of_the_first_iteration_alone():
+    first = lambda made, stage: next(n for n in made.nodes.values() if n.model == "ppo" and n.stage == stage)
+    before, after = planned(), planned("ppo.clip_high=0.3")
+    assert [first(before, s).plan_id == first(after, s).plan_id for s in ("rollouts", "experience", "update")] == [True, True, False]
+
+
+def test_several_rewards_are_inputs_in_their_order_and_weights_are_in_the_identity():
+    raw = copy.deepcopy(DEFAULT)
+    raw["models"]["ppo"]["reward"] = {"rm": 1.0, "rm2": 0.5}
+    raw["models"]["rm2"] = raw["models"]["rm"] | {"seed": 7}
+    made = plan.Plan(config_check.load(raw), ROOT)
+    experience = next(n for n in made.nodes.values() if n.model == "ppo" and n.stage == "experience")
+    assert [experience.inputs[f"reward_{i}"].path for i in (0, 1)] == [made.final["rm"].path, made.final["rm2"].path]
+    raw["models"]["ppo"]["reward"] = {"rm": 1.0, "rm2": 0.25}
+    assert plan.Plan(config_check.load(raw), ROOT).final["ppo"].path != made.final["ppo"].path
+
+
+def test_a_sweep_is_a_model_for_every_point_and_a_target():
+    raw = copy.deepcopy(DEFAULT)
+    raw["sweeps"] = {"s": {"model": "ppo", "grid": {"kl_coef": [0.1, 0.2], "actor.learning_rate": [1e-4]}, "seeds": [0, 1]}}
+    made = plan.Plan(config_check.load(raw), ROOT)
+    target = plan.targets(made)["s"]
+    names = {f"s-kl_coef-{c}_learning_rate-0.0001-seed-{s}" for c in (0.1, 0.2) for s in (0, 1)}
+    assert names == set(target.job["sweep"]) and len(set(target.job["sweep"].values())) == 2
+    assert not names & set(plan.targets(made)["compare"].job["evaluations"])
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"model": "pp", "seeds": [1]}, "did you mean 'ppo'"),
+        ({"model": "ppo"}, "nothing would vary"),
+        ({"model": "ppo", "grid": {"kl_cof": [1]}}, "did you mean 'kl_coef'"),
+        ({"model": "ppo", "grid": {"kl_coef": []}}, "no values"),
+        ({"model": "ppo", "seed": [1]}, "sweeps: seed: unknown key"),
+    ],
+)
+def test_a_wrong_sweep_is_one_line(sweep, said):
+    raw = copy.deepcopy(DEFAULT)
+    raw["sweeps"] = {"s": sweep}
+    with pytest.raises(UserError) as caught:
+        config_check.load(raw)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_options_of_a_method_without_a_critic_are_not_in_its_identity():
     params = next(n for n in planned().nodes.values() if n.model == "rloo" and n.stage == "update").params
     assert not {"critic", "lam", "gamma", "value_clip"} & set(params)
@@ -91,6 +136,17 @@ def test_options_of_a_method_without_a_critic_are_not_in_its_identity():
         ("ipo.label_smoothing=0.1", "not read by the ipo loss"),
         ("rloo.lam=0.9", "not read by estimator rloo"),
         ("rloo.samples_per_prompt=1", "2 or more"),
+        ("ppo.filter_groups=true", "filter_groups compares a prompt's samples; give 2 or more"),
+        ("ppo.kl_horizon=5", "not read without kl_target"),
+        ("ppo.engine_range=1", "engine_range"),
+        ("ppo.ptx_coef=0.1", "name a data set"),
+        ("ppo.ptx_data=demos", "not read without ptx_coef"),
+        ("ppo.dual_clip=0.5", "greater than 1"),
+        ("ppo.kl_target=0", "greater than 0"),
+        ("ppo.kl_loss_estimator=k1", "kl_loss_estimator"),
+        ("rloo.critic_init=policy", "not read by estimator rloo"),
+        ("ppo.reward=nowhere.py:f,ppo.reward_normalisation=none,ppo.critic_init=policy", "no file 'nowhere.py'"),
+        ("ppo.reward=http://127.0.0.1:1/", "choose running or none"),
         ("data.demos.source=nowhere.jsonl", "no file 'nowhere.jsonl'"),
         ("base.architecture.heads=3", "does not divide"),
         ("sft.from=ppo", "cycle"),

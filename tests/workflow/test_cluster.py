@@ -120,8 +120,8 @@ def record(clone):
 
 
 def family(clone):
-    found = python(clone, "from stages.cluster import processes as p; import sys, json; print(json.dumps(p.family(json.loads(sys.argv[1]))))",
-                   json.dumps(record(clone)["processes"]))  # fmt: skip
+    program = "from stages.cluster import processes as p; import sys, json; print(json.dumps(p.family(json.loads(sys.argv[1]))))"
+    found = python(clone, program, json.dumps(record(clone)["processes"]))
     return [tuple(process) for process in json.loads(found.stdout)]
 
 
