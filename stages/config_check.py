@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from stages import sweeps
-from stages.config import POLICIES, STAGES, Config, Data, Sweep
+from stages.config import POLICIES, STAGES, Config, Data, Import, Pretrain, Sweep
 from stages.errors import UserError
 from stages.sources import is_model
 
@@ -74,7 +74,7 @@ def load(raw: dict[str, Any]) -> Config:
         found = {name: Sweep.model_validate(sweep) for name, sweep in _mapping(raw, "sweeps").items()}
     except ValidationError as error:
         raise UserError("\n".join(f"config: sweeps: {_say(e)}" for e in error.errors())) from None
-    raw = sweeps.expand(raw, found)
+    raw = sweeps.expand(raw | {"models": {name: _imported(model) for name, model in _mapping(raw, "models").items()}}, found)
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
@@ -83,6 +83,14 @@ def load(raw: dict[str, Any]) -> Config:
     if faults:
         raise UserError("\n".join(f"config: {fault}" for fault in faults))
     return config
+
+
+def _imported(model: Any) -> Any:
+    """`base: {from: <hub name>}` over the default's pretrained base: merging files leaves both, and `from` is what is meant."""
+    if not isinstance(model, dict) or "from" not in model or model.get("stage") not in ("pretrain", "import"):
+        return model
+    left = Pretrain.model_fields.keys() - {field.alias or name for name, field in Import.model_fields.items()}
+    return {key: value for key, value in model.items() if key not in left | {"stage"}}
 
 
 def _mapping(raw: dict[str, Any], key: str) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def _assign(raw: dict, assignment: str) -> None:
         place[part] = copied
         place = copied
         path.append(part)
-    place[parts[-1]] = None if value in ("null", "none") else value
+    place[parts[-1]] = None if value == "null" else value
 
 
 def _broken_references(config: Config):

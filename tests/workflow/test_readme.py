@@ -5,12 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stages import configuration
+from stages import config_check, configuration, plan
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -27,6 +28,28 @@ COMMANDS = commands(TEXT.replace(SECTION, ""), "snakemake|make|rlhf")
 def test_readme_shows_the_two_commands_and_the_targets():
     assert {"make ppo_final", "make test"} <= set(COMMANDS)
     assert any(c.startswith("snakemake") and c.endswith(" compare") for c in COMMANDS)
+
+
+def test_the_configuration_of_ones_own_is_one_that_plans(tmp_path):
+    """README's example, merged over the default as snakemake would, with its data file there."""
+    (example,) = re.findall(r"## Your own\n\n((?:    .*\n|\n)+)", TEXT)
+    (tmp_path / "my.yaml").write_text(textwrap.dedent(example))
+    for file in re.findall(r"source: ([\w./]+)", example):
+        (tmp_path / file).write_text('{"question": "q", "answer": "a"}\n')
+    for file in re.findall(r"([\w./]+\.py):", example):
+        (tmp_path / file).write_text("")
+    planned = plan.Plan(config_check.load(configuration.merged([tmp_path / "my.yaml"])), tmp_path)
+    assert planned.final["base"].stage == "import" and planned.final["careful"].stage == "update"
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "config/presets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_is_one_that_plans(preset):
+    assert plan.targets(plan.Plan(config_check.load(configuration.merged([preset])), ROOT))
+
+
+@pytest.mark.parametrize("sweep", sorted((ROOT / "config/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_sweep_is_one_that_plans(sweep):
+    assert sweep.stem in plan.targets(plan.Plan(config_check.load(configuration.merged([sweep])), ROOT))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
