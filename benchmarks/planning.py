@@ -50,6 +50,8 @@ def finish(folder: Path, assignments: str) -> None:
             "inputs": {n: {"path": job["inputs"][n], "key": m["key"], "content": m["content"]} for n, m in inputs.items()},
             "content": manifest.hash_file(artifact / "model/config.json"),
         }  # fmt: skip
+        written = {name: (artifact / name).stat().st_mtime_ns for name in outputs}
+        manifest.write_json(artifact / "run_info.json", {"written": written})
         manifest.write_json(artifact / manifest.NAME, made[path])
     for name, node in target.pointers.items():
         manifest.write_text(

@@ -184,11 +184,14 @@ def gc(
     from rich.filesize import decimal
 
     from stages import upkeep
+    from stages.resolve import Resolution
     from stages.store import open_store
 
     root = Path.cwd()
     store = open_store(str(root))
-    found = upkeep.garbage(store, root, _planned(configfile, set_).nodes)
+    planned = _planned(configfile, set_)
+    resolution = Resolution(planned, [], root, planned.nodes.values())
+    found = upkeep.garbage(store, root, {f.key for f in resolution.found.values() if f.key})
     for key, record in found.results.items():
         m = record["manifest"]
         print(f"result {key[:12]}: {m['model']}, {m['stage']}, {decimal(sum(e['size'] for e in m['outputs'].values()))}")
@@ -302,6 +305,7 @@ def down() -> None:
 
 
 def main() -> None:
+    sys.setrecursionlimit(100_000)  # iterations by the thousand, one made from the other
     try:
         app()
     except UserError as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from stages.cluster import paths
 from stages.errors import UserError
+from stages.sources import SECRET
 
 RESTARTS = 2
 """How often a job is sent again when the dispatcher dies under it."""
@@ -113,7 +114,9 @@ def _open(path: str) -> socket.socket:
 
 
 def _converse(connection: socket.socket, job: dict, runtime: dict, on_event: Callable[[dict], None]) -> dict:
-    request = {"op": "run", "job": job, "runtime": runtime, "cwd": os.getcwd()}
+    named = [name for entry in job.get("params", {}).get("rewards", ()) for name in SECRET.findall(entry["source"])]
+    secrets = {name: os.environ[name] for name in named if name in os.environ}
+    request = {"op": "run", "job": job, "runtime": runtime | {"secrets": secrets}, "cwd": os.getcwd()}
     try:
         connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
         with connection.makefile("rb") as lines:

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from stages.forms import FORMS
 from stages.sources import is_model
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -58,6 +59,8 @@ class Data(Section):
     or `hf:NAME` for a hub data set."""
     split: str = "train"
     """Split of a hub data set; of the embedded world: `train` or `eval` (their instructions are disjoint)."""
+    subset: str | None = None
+    """Configuration of a hub data set that has several."""
     revision: str | None = None
     """Revision of a hub data set; pin it, since a name alone can change under you."""
     columns: dict[str, str] = {}
@@ -81,6 +84,16 @@ class Data(Section):
             raise ValueError("mixture: the rows come from other data sets; take source and its options out")
         if self.sample and not self.rows:
             raise ValueError("sample: says how `rows` are drawn; give rows too")
+        synthetic, hub = self.source == "synthetic" and not self.mixture, self.source.startswith("hf:")
+        unread = self.changed("columns", "sample", "subset", "revision") if synthetic else self.changed("noise")
+        if not hub and not synthetic:
+            unread += self.changed("subset", "revision")
+        if unread:
+            raise ValueError(f"{unread[0]}: not read with source {self.source}; take it out")
+        known = {field for form in FORMS[self.kind] for field in (*form[0], *form[1])} | {"id"}
+        strange = sorted(self.columns.keys() - known)
+        if strange:
+            raise ValueError(f"columns.{strange[0]}: no field of {self.kind}; there are {', '.join(sorted(known))}")
         return self
 
 
@@ -151,6 +164,9 @@ class Import(Section):
     revision: str | None = None
     template: str | None = None
     """File with a chat template (Jinja) that takes the place of the tokenizer's own."""
+    pad_token: str | None = None
+    """A token of the vocabulary to pad with, where the tokenizer names none or pads with end-of-text; none: a reserved one is
+    looked for."""
 
 
 class Pretrain(Trained):
@@ -378,6 +394,13 @@ class PPO(Trained):
             unread = self.changed(*names)
             if unread:
                 raise ValueError(f"{unread[0]}: not read by estimator {self.estimator}, which has no critic; take it out")
+        if self.estimator == "reinforce_pp" and not self.whiten_advantages:
+            raise ValueError("whiten_advantages: reinforce_pp is normalised by definition; take it out, or choose reinforce")
+        if self.kl_target is not None:
+            if not self.kl_coef:
+                raise ValueError("kl_target: moves kl_coef by a factor, and 0 stays 0; give kl_coef a start")
+            if self.kl_horizon <= self.prompts_per_iteration * self.samples_per_prompt / 5:
+                raise ValueError("kl_horizon: within a fifth of an iteration's responses the coefficient could reach 0; make it longer")
         if (self.estimator in ("rloo", "grpo", "dr_grpo") or self.filter_groups) and self.samples_per_prompt < 2:
             what = "filter_groups" if self.filter_groups else f"estimator {self.estimator}"
             raise ValueError(f"samples_per_prompt: {what} compares a prompt's samples; give 2 or more")
@@ -426,9 +449,11 @@ class Evaluation(Section):
 
     baseline: str = "sft"
     """The policy that the others are compared with, and the reference of the reported KL."""
-    reward: str = "rm"
-    """Reward model whose score is reported beside the gold reward."""
+    reward: Rewards = {"rm": 1.0}
+    """What scores the answers, as a model's `reward`."""
     prompts: str = "eval_prompts"
+    judge: Literal["auto", "gold", "reward"] = "auto"
+    """Who says which of two answers wins: the embedded world's gold reward, or `reward`. `auto`: gold for synthetic prompts."""
     sampling: Sampling = Sampling()
     seed: int = 0
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from stages import sweeps
 from stages.config import POLICIES, STAGES, Config, Data, Import, Pretrain, Sweep
 from stages.errors import UserError
-from stages.sources import is_model
+from stages.sources import is_model, is_service
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
@@ -105,10 +105,12 @@ def _assign(raw: dict, assignment: str) -> None:
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise UserError(f"config: set: '{assignment}' is not of the form section.key=value")
-    if parts[0] in raw.get("models", {}):
+    if parts[0] in _mapping(raw, "models"):
         parts = ["models", *parts]
     place, path = raw, []
     for part in parts[:-1]:
+        if not isinstance(place.get(part) or {}, dict):
+            raise UserError(f"config: set: '{assignment}': {'.'.join([*path, part])} holds {place[part]!r} and no options of its own")
         copied = dict(place.get(part) or {})
         place[part] = copied
         place = copied
@@ -136,6 +138,13 @@ def _broken_references(config: Config):
 
     faults = [f"{kind}.{name}: a name has letters, digits, '.', '_' and '-' only"
               for kind in ("data", "models", "sweeps") for name in getattr(config, kind) if not _NAME.match(name)]  # fmt: skip
+    for at, rewards in [
+        ("evaluation", config.evaluation.reward),
+        *((f"models.{n}", getattr(m, "reward", {})) for n, m in config.models.items()),
+    ]:
+        for source in rewards if isinstance(rewards, dict) else ():
+            if is_service(source) and "@" in source.split("/")[2]:
+                faults.append(f"{at}.reward: no password in an address; write ${{NAME}} for an environment variable that holds a key")
     if "compare" in config.models:
         faults.append("models.compare: this name is the target of all models together; take another")
     for name, section in config.data.items():
@@ -176,15 +185,24 @@ def _broken_references(config: Config):
     e = config.evaluation
     faults += [
         model("evaluation.baseline", e.baseline, policies),
-        model("evaluation.reward", e.reward, ("reward_model",)),
+        *(model("evaluation.reward", source, ("reward_model",)) for source in e.reward if is_model(source)),
         data("evaluation.prompts", e.prompts, "prompts"),
     ]
     yield from filter(None, faults)
     for name in config.models:
-        seen, at = [], name
-        while at in config.models and at not in seen:
-            seen.append(at)
-            at = getattr(config.models[at], "base", None)
-        if at in seen:
-            yield f"models.{name}.from: the graph has a cycle: {' -> '.join([*seen, at])}"
+        cycle = _cycle(config, [name])
+        if cycle:
+            yield f"models.{name}.from: the graph has a cycle: {' -> '.join(cycle)}"
             return
+
+
+def _cycle(config: Config, path: list[str]) -> list[str]:
+    """The way from the first model of a path back to one on it, over what models are made from, or nothing."""
+    model = config.models[path[-1]]
+    rewards = getattr(model, "reward", ())
+    for other in [getattr(model, "base", None), *([rewards] if isinstance(rewards, str) else rewards)]:
+        if other in path:
+            return [*path, other]
+        if other in config.models and (found := _cycle(config, [*path, other])):
+            return found
+    return []

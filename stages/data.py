@@ -44,7 +44,7 @@ def _synthetic(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if kind == "demonstrations":
         made = reviews.demonstrations(seed, rows)
     elif kind == "rated":
-        pairs = reviews.preferences(seed, rows, 0.1)
+        pairs = reviews.preferences(seed, rows, params["noise"]) if params["noise"] else reviews.noiseless_pairs(seed, rows)
         made = [
             {"id": f"{r['id']}-{a}", "prompt": r["prompt"], "response": r[a], "label": a == "chosen"}
             for r in pairs
@@ -74,6 +74,11 @@ def _given(context, params: dict[str, Any], drops: Counter[str]) -> tuple[list[d
     if params.get("sample"):
         taken = sorted(random.Random(params.get("seed", 0)).sample(range(len(found)), len(taken)))
     needed, optional, make = form
+    absent = next((field for field in columns if field != "id" and not has(field)), None)
+    if absent:
+        raise UserError(
+            f"data.{name}.columns.{absent}: no column '{columns[absent]}' in '{params['source']}'; it has {', '.join(found.column_names)}"
+        )
     fields = [*needed, *(field for field in optional if has(field))]
     identity = columns.get("id", "id")
     rows: list[dict[str, Any]] = []
@@ -100,7 +105,7 @@ def _open(context, params: dict[str, Any]):
     datasets.disable_progress_bars()
     source, name = params["source"], context.model
     if source.startswith("hf:"):
-        return datasets.load_dataset(source[3:], split=params.get("split", "train"), revision=params.get("revision"))
+        return datasets.load_dataset(source[3:], params.get("subset"), split=params.get("split", "train"), revision=params.get("revision"))
     path = context.root / source
     if path.is_dir():
         made = datasets.load_from_disk(str(path))

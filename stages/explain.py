@@ -129,7 +129,7 @@ def _nearest(resolution: Resolution, node) -> str:
 def tree_of(artifact: Path, store: Store, root: Path, *, everything: bool) -> Tree:
     """What an artifact was made from, down to the data, each shown once; iterations before the last are counted in a line."""
     made = manifest.read(artifact)
-    records = lineage.ancestry(store, made, root)
+    records = lineage.ancestry(store, artifact, root)
     places = {i["key"]: i["path"] for record in records.values() for i in record["manifest"]["inputs"].values()}
     places[made["key"]] = str(artifact.relative_to(root))
     info = {key: _info(root / path) for key, path in places.items()}

@@ -16,7 +16,7 @@ Turns = list[dict[str, str]]
 
 _ROLES = {"human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant", "bot": "assistant",
           "model": "assistant", "system": "system"}  # fmt: skip
-_HH = re.compile(r"\n\n(Human|Assistant): ?")
+_HH = re.compile(r"(?:^|\n\n)(Human|Assistant):(?: |$)")
 
 
 class Drop(Exception):
@@ -30,6 +30,10 @@ def turns_of(value: Any) -> Turns:
     """
     if isinstance(value, str):
         parts = _HH.split(value)
+        if parts[0].strip() or len(parts) == 1:
+            raise Drop("a conversation does not begin with a speaker")
+        if len(parts) > 3 and parts[-2] == "Assistant" and not parts[-1].strip():
+            parts = parts[:-2]  # "\n\nAssistant:" at a prompt's end asks for the answer
         value = [{"role": role.lower(), "content": text} for role, text in zip(parts[1::2], parts[2::2])]
     if not isinstance(value, (list, tuple)) or not value:
         raise Drop("no turns")
@@ -65,6 +69,8 @@ def _prompt(value: Any) -> dict[str, Any]:
 def _text(value: Any, name: str) -> str:
     if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], Mapping):
         value = turns_of(value)[0]["content"]
+    if isinstance(value, (list, tuple, Mapping)):
+        raise Drop(f"{name} is not one text")
     if value is None or not str(value).strip():
         raise Drop(f"empty {name}")
     return str(value)
@@ -88,10 +94,19 @@ def _dialogue(row: Mapping, column: str = "messages") -> Iterator[dict]:
 
 
 def _pair(row: Mapping) -> Iterator[dict]:
+    if any(_conversation(row[a]) for a in ("chosen", "rejected")):
+        yield from _implicit_pair(row)  # whole conversations, which hold the prompt too
+        return
     chosen, rejected = (_text(row[a], a) for a in ("chosen", "rejected"))
     if chosen.strip() == rejected.strip():
         raise Drop("chosen equals rejected")
     yield _prompt(row["prompt"]) | {"chosen": chosen, "rejected": rejected, "margin": row.get("margin")}
+
+
+def _conversation(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(_HH.match(value))
+    return isinstance(value, (list, tuple)) and len(value) > 1
 
 
 def _implicit_pair(row: Mapping) -> Iterator[dict]:
@@ -136,7 +151,7 @@ def _rated(row: Mapping) -> Iterator[dict]:
     label = row["label"]
     if isinstance(label, str):
         label = {"true": True, "1": True, "false": False, "0": False}.get(label.strip().lower())
-    if label is None or (isinstance(label, float) and label not in (0.0, 1.0)):
+    if label not in (0, 1):
         raise Drop("label is neither true nor false")
     yield _prompt(row["prompt"]) | {"response": _text(row["response"], "response"), "label": bool(label)}
 
@@ -188,7 +203,7 @@ _FIELD = re.compile(r"\{([^{}]+)\}")
 def value(row: Mapping, column: str) -> Any:
     """A column by name, by path (`instances.0.output`), or several in a template (`{instruction}\\n{input}`)."""
     if _FIELD.search(column):
-        return _FIELD.sub(lambda match: str(value(row, match[1]) or ""), column).strip()
+        return _FIELD.sub(lambda match: _shown(value(row, match[1])), column).strip()
     if column in row:
         return row[column]
     found: Any = row
@@ -200,6 +215,10 @@ def value(row: Mapping, column: str) -> Any:
         else:
             return None
     return found
+
+
+def _shown(found: Any) -> str:
+    return "" if found is None else str(found)
 
 
 def roots(column: str) -> list[str]:

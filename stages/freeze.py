@@ -30,10 +30,16 @@ def freeze(target: str, store: Store, root: Path) -> dict[str, Any]:
         raise UserError(f"{target}: not finished here; finished: {', '.join(known) or 'nothing'}") from None
     artifacts: dict[str, dict[str, str]] = {}
     data: dict[str, dict[str, Any]] = {}
-    for artifact in [job["models"][target], *job["evaluations"].values()] if target in job["models"] else [*job["models"].values()]:
+    seen: set[str] = set()
+    for artifact in [*job["models"].values(), *job["evaluations"].values()]:
+        if not (root / artifact / manifest.NAME).exists():
+            continue  # an ancestor that nothing needed here; what was made from it names it
         made = manifest.read(root / artifact)
         artifacts[artifact] = {"key": made["key"], "content": made["content"]}
-        for record in lineage.ancestry(store, made, root).values():
+        for key, record in lineage.ancestry(store, root / artifact, root).items():
+            if key in seen:
+                continue
+            seen.add(key)
             m = record["manifest"]
             for i in m["inputs"].values():
                 artifacts[i["path"]] = {"key": i["key"], "content": i["content"]}
@@ -88,11 +94,14 @@ def compare(frozen: dict[str, Any], planned: plan.Plan, store: Store, root: Path
     faults = []
     for path in frozen["artifacts"]:
         if (root / path / manifest.NAME).exists():
-            made = manifest.read(root / path)
-            here[path] = made
-            for record in lineage.ancestry(store, made, root).values():
-                for i in record["manifest"]["inputs"].values():
-                    here.setdefault(i["path"], i)
+            made = here[path] = manifest.read(root / path)
+            waiting = list(made["inputs"].values())
+            while waiting:
+                i = waiting.pop()
+                if i["path"] not in here:
+                    here[i["path"]] = i
+                    record = store.record(i["key"])
+                    waiting += record["manifest"]["inputs"].values() if record else ()
     for path, expected in frozen["artifacts"].items():
         if path not in planned.nodes:
             faults.append(f"{path}: not part of this configuration any more (its data, or a stage's version, changed)")

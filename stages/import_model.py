@@ -25,6 +25,8 @@ def run(context) -> None:
     target = context.out / "model"
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pth", "*.gguf", "original", "*.py"))
     template = context.params["template"]
-    if template:
-        context.cluster.apply("stages.tokens:give_template", folder=str(target), template=(context.root / template).read_text())
+    context.cluster.apply(
+        "stages.tokens:complete", folder=str(target), template=(context.root / template).read_text() if template else None,
+        pad_token=context.params["pad_token"],
+    )  # fmt: skip
     context.cluster.apply("stages.tokens:special", folder=str(target))

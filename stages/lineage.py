@@ -16,24 +16,25 @@ from stages.errors import UserError
 from stages.store import Store
 
 
-def ancestry(store: Store, made: dict[str, Any], root: Path) -> dict[str, dict[str, Any]]:
-    """Key -> record of the artifact with this manifest and of all it was made from, inputs first.
+def ancestry(store: Store, artifact: Path, root: Path) -> dict[str, dict[str, Any]]:
+    """Key -> record of an artifact in place and of all it was made from, inputs first.
 
     Raises UserError when an ancestor is neither on record nor in place.
     """
+    made = manifest.read(artifact)
     found: dict[str, dict[str, Any]] = {}
-    waiting: list[tuple[dict[str, Any], bool]] = [(made, False)]
+    waiting: list[tuple[dict[str, Any], Path, bool]] = [(made, artifact, False)]
     while waiting:
-        at, inputs_done = waiting.pop()
+        at, place, inputs_done = waiting.pop()
         if at["key"] in found:
             continue
         if inputs_done:
-            found[at["key"]] = (store.record(at["key"]) or store.adopt(root / _place(at, made, root), at)) | {"manifest": at}
+            found[at["key"]] = (store.record(at["key"]) or store.adopt(place, at)) | {"manifest": at}
             continue
-        waiting.append((at, True))
+        waiting.append((at, place, True))
         for made_from in at["inputs"].values():
             if made_from["key"] not in found:
-                waiting.append((manifest_of(store, made_from, root), False))
+                waiting.append((manifest_of(store, made_from, root), root / made_from["path"], False))
     return found
 
 
@@ -50,18 +51,10 @@ def manifest_of(store: Store, made_from: dict[str, str], root: Path) -> dict[str
     return record["manifest"]
 
 
-def _place(at: dict[str, Any], made: dict[str, Any], root: Path) -> str:
-    """Where an artifact without a record lies: manifests name the folders of their inputs, not their own."""
-    for path in sorted((root / "results/store").rglob(manifest.NAME)):
-        if json.loads(path.read_text()).get("key") == at["key"]:
-            return str(path.parent.relative_to(root))
-    raise UserError(f"{at['model']}: no record of key {at['key']}; run snakemake for {made['model']}")
-
-
 def write(path: Path, store: Store, artifact: Path, root: Path) -> None:
     lines = [
         json.dumps({"key": key, "files": record["files"], "manifest": record["manifest"]}, sort_keys=True, ensure_ascii=False)
-        for key, record in ancestry(store, manifest.read(root / artifact), root).items()
+        for key, record in ancestry(store, root / artifact, root).items()
     ]
     manifest.write_text(root / path, "\n".join(lines) + "\n")
 

@@ -149,7 +149,7 @@ class Plan:
             params = section.model_dump(exclude_defaults=True) | {"kind": section.kind, "source": section.source}
             if section.source == "synthetic":
                 params |= {"rows": section.rows or 2000, "seed": section.seed, "split": section.split}
-                if section.kind == "preferences":
+                if section.kind in ("preferences", "rated"):
                     params |= {"noise": section.noise}
             elif not section.source.startswith("hf:"):
                 params |= {"pin": _pin(self.root, name, section)}
@@ -170,7 +170,7 @@ class Plan:
                 if not (self.root / model.template).is_file():
                     raise UserError(f"config: models.{name}.template: no file '{model.template}'")
                 pins["template_pin"] = manifest.hash_file(self.root / model.template)
-            given = {"source": model.source, "revision": model.revision, "template": model.template}
+            given = {"source": model.source, "revision": model.revision, "template": model.template, "pad_token": model.pad_token}
             node = self._add("import", name, given | pins)
         elif model.stage == "pretrain":
             inputs = {"texts": self.data(model.data)}
@@ -218,7 +218,7 @@ class Plan:
     def _rounds(self, name, model, params, hints) -> Node:
         """Sample, score and choose, train; the next round samples from what this one left."""
         policy, prompts = self._model(model.base), self.data(model.prompts)
-        sources, rewards = self._rewards(name, model.reward)
+        sources, rewards = self._rewards(f"models.{name}.reward", model.reward)
         shared = _without(params, "from", "reward", "prompts", "rounds") | {"rewards": sources}
         ids = [policy.plan_id, prompts.plan_id, *(node.plan_id for node in rewards.values())]
         identity = short_hash({"params": shared, "inputs": ids})
@@ -251,7 +251,7 @@ class Plan:
                 policy = self._add("sft", name, training, {"base": policy, "data": chosen}, f"{folder}/policy", hints)
         return policy
 
-    def _rewards(self, name: str, rewards: dict[str, float]) -> tuple[list[dict[str, Any]], dict[str, Node]]:
+    def _rewards(self, at: str, rewards: dict[str, float]) -> tuple[list[dict[str, Any]], dict[str, Node]]:
         """Sources as the stages read them, and the reward models among them as inputs `reward_0`, `reward_1`, ..."""
         sources, inputs = [], {}
         for source, weight in rewards.items():
@@ -262,14 +262,14 @@ class Plan:
             elif is_function(source):
                 file = source.partition(":")[0]
                 if not (self.root / file).is_file():
-                    raise UserError(f"config: models.{name}.reward: no file '{file}'; '{source}' wants FILE.py:FUNCTION")
+                    raise UserError(f"config: {at}: no file '{file}'; '{source}' wants FILE.py:FUNCTION")
                 entry["pin"] = manifest.hash_file(self.root / file)
             sources.append(entry)
         return sources, inputs
 
     def _ppo(self, name, model, params, hints) -> Node:
         reference, prompts = self._model(model.base), self.data(model.prompts)
-        sources, rewards = self._rewards(name, model.reward)
+        sources, rewards = self._rewards(f"models.{name}.reward", model.reward)
         if model.estimator != "gae":
             params = _without(params, "critic", "critic_init", "lam", "value_clip")
         params = _without(params, "ptx_data") | {"rewards": sources}
@@ -313,13 +313,16 @@ class Plan:
         inputs = {
             "policy": self._model(name),
             "reference": self._model(e.baseline),
-            "reward": self._model(e.reward),
             "prompts": self.data(e.prompts),
         }
+        sources, rewards = self._rewards("evaluation.reward", e.reward)
+        inputs |= rewards
         if name != e.baseline:
             inputs["baseline"] = self._evaluation(e.baseline)
         model = self.config.models[name]
-        params = {"sampling": e.sampling.model_dump(), "seed": e.seed, "precision": getattr(model, "precision", "float32")}
+        judge = "gold" if self.config.data[e.prompts].source == "synthetic" else "reward"
+        params = {"sampling": e.sampling.model_dump(), "seed": e.seed, "precision": getattr(model, "precision", "float32"),
+                  "rewards": sources, "judge": judge if e.judge == "auto" else e.judge}  # fmt: skip
         if model.stage == "conditional_sft":
             params["condition"] = model.condition.replace("{level}", str(model.levels))
         node = self._add("evaluate", f"evaluation-{name}", params, inputs)
@@ -328,9 +331,13 @@ class Plan:
 
     @cached_property
     def pointers(self) -> dict[str, Node]:
-        """`<model>-<plan id>` -> the artifact that DVC tracks under that name; a PPO run keeps its name as it grows."""
-        tracked = [*self.final.values(), *self.evaluations.values()]
-        return {node.path.removeprefix(f"{STORE}/").split("/")[0]: node for node in tracked if node.stage != "import"}
+        """Name -> the artifact that DVC tracks under it: `<model>-<plan id>`, and `<model>-<plan id>.evaluation` beside it.
+
+        A PPO run keeps its names as it grows.
+        """
+        name = lambda node: node.path.removeprefix(f"{STORE}/").split("/")[0]
+        found = {name(node): node for node in self.final.values() if node.stage != "import"}
+        return found | {f"{name(self.final[model])}.evaluation": node for model, node in self.evaluations.items()}
 
     def closure(self, *nodes: Node) -> dict[str, Node]:
         """The nodes and everything upstream of them, by folder, inputs before what is made from them."""
@@ -413,8 +420,8 @@ def write_jobs(plan: Plan, others: dict[str, dict]) -> str:
 
 
 def model_folder(path: str, role: str = "actor") -> str:
-    """Where in an artifact the weights of a role lie: `model/`, or `critic/` for the critic of a PPO update."""
-    return f"{path}/{'critic' if role == 'critic' and '/update' in path else 'model'}"
+    """Where in an artifact the weights of a role lie: `model/`, or `critic/` for the critic of a PPO update of the same run."""
+    return f"{path}/{'critic' if role == 'critic' else 'model'}"
 
 
 def _without(params: dict, *keys: str) -> dict:
@@ -431,6 +438,13 @@ def _pin(root: Path, name: str, section: Data) -> str:
 
 
 def _pin_folder(folder: Path) -> str:
-    """Names, sizes and modification times: weights may be hundreds of gigabytes; the import stage hashes contents."""
-    entries = sorted((str(p.relative_to(folder)), p.stat().st_size) for p in folder.rglob("*") if p.is_file())
-    return short_hash([list(e) for e in entries])
+    """Names, sizes, and the first and last megabyte of each file: weights may be hundreds of gigabytes; the import hashes it all."""
+    entries = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest = hashlib.sha256(file.read(2**20))
+            file.seek(max(0, size - 2**20))
+            digest.update(file.read())
+        entries.append([str(path.relative_to(folder)), size, digest.hexdigest()])
+    return short_hash(entries)

@@ -17,7 +17,7 @@ def run(context) -> None:
         architecture=params["architecture"], seed=params["seed"],
     )  # fmt: skip
     limit = params["architecture"]["context"]
-    plain = cluster.apply("stages.tokens:plain", folder=str(fresh), texts=texts, context=limit)
+    plain = cluster.apply("stages.tokens:plain", folder=str(fresh), texts=texts, context=limit, remarks=True)
     sequences = [(ids[:1], ids[1:]) for ids in plain]
     if demos:
         chat = cluster.apply("stages.tokens:conversations", folder=str(fresh), rows=demos, answers=("response",), context=limit)

@@ -118,7 +118,10 @@ def _summary(rows: list[dict], baseline: str, models: dict[str, str], evaluation
         "\n## Terms of the gold reward\n",
     ]
     terms = list(rows[0]["gold_terms"]) if rows else []
-    parts.append(table(["model", *terms], [[r["model"], *(_number(r["gold_terms"][t]) for t in terms)] for r in rows]))
+    if not terms:
+        parts.pop()
+    else:
+        parts.append(table(["model", *terms], [[r["model"], *(_number(r["gold_terms"][t]) for t in terms)] for r in rows]))
     judges = {n: manifest.read(Path(p)) for n, p in models.items()}
     facts = {n: m["facts"] for n, m in judges.items() if m["stage"] == "reward_model"}
     judged = [
@@ -145,8 +148,8 @@ def _points(rows: list[dict], job: dict) -> str:
         rates = [100 * r["win_rate"] for r in of]
         error = statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 100 * of[0]["win_rate_se"]
         means = {column: statistics.fmean(r[column] for r in of) for column in COLUMNS if of[0][column] is not None and column != "model"}
-        lines.append([label, len(of), f"{statistics.fmean(rates):.1f} ± {error:.1f} %", _number(means["gold_reward"]),
-                      _number(means["reward_model_score"], 2), _number(means["kl"], 2), _number(means["response_length"], 1)])  # fmt: skip
+        shown = [_number(means.get(c), d) for c, d in (("gold_reward", 3), ("reward_model_score", 2), ("kl", 2), ("response_length", 1))]
+        lines.append([label, len(of), f"{statistics.fmean(rates):.1f} ± {error:.1f} %", *shown])
     return table(["setting", "seeds", f"win rate against {job['baseline']}", "gold reward", "reward model", "KL", "length"], lines) + (
         "\n\n± is the standard error of the mean over seeds; of one seed, that over prompts.\n\n## Every point\n"
     )
@@ -159,7 +162,8 @@ def _answers(evaluations: dict[str, str]):
         yield f"**{next(iter(samples.values()))[prompt]['prompt']}**\n"
         for name, rows in samples.items():
             if prompt in rows:
-                yield f"- {name} ({rows[prompt]['gold_reward']:.2f}): {rows[prompt]['text']}"
+                by = "gold_reward" if rows[prompt]["gold_reward"] is not None else "score"
+                yield f"- {name} ({rows[prompt][by]:.2f}): {rows[prompt]['text']}"
         yield ""
 
 

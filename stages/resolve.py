@@ -74,6 +74,7 @@ class Resolution:
         key, parts = run_key(node.job, {name: self.found[i.path].content for name, i in node.inputs.items()})
         if lying is not None and lying["key"] == key:
             missing = [n for n, e in lying["outputs"].items() if not _has(self.root / node.path / n, e["size"])]
+            missing += _exchanged(self.root / node.path, lying, missing)
             if not [n for n in missing if not n.startswith(_OPTIMIZER)]:
                 return Found(IN_PLACE, key=key, content=lying["content"], trimmed=bool(missing))
             why = f"{missing[0]} is missing or not whole"
@@ -104,7 +105,7 @@ class Resolution:
             if pointer is None or self.store.record(pointer["meta"]["run_key"]):
                 continue
             oid = pointers.lineage_object(pointer)
-            if oid is None or self.store.fetch([oid]):
+            if oid is None or not self._whole(oid):
                 where = f"the remote '{self.store.remote}'" if self.store.remote else "this machine's cache, and no remote is configured"
                 self.notes.append(f"{name}.dvc: its history is not in {where}; `dvc push` it where it was made, or it is computed here")
                 continue
@@ -113,18 +114,28 @@ class Resolution:
                 new = True
         return new
 
+    def _whole(self, oid: str) -> bool:
+        """Whether an object is here, or comes from the remote, with the bytes that its name says."""
+        for _ in range(2):
+            if self.store.fetch([oid]):
+                return False
+            if manifest.hash_file(self.store.path(oid), "md5") == oid:
+                return True
+            self.store.put_away(oid)
+        return False
+
     # -- settling -----------------------------------------------------------------------------------------------------
 
     def settle(self, *, dry: bool, say: Callable[[str], None] = lambda line: None) -> None:
         """Put in place what needs no computing (unless dry), and list the rest in `compute`."""
-        from stages import runner
-
         wanted, whole = set(self.core) | self._lost(), set()
         linked = fetched = 0
         for path, node in reversed(self.closure.items()):
             f = self.found[path]
             if path in whole and f.trimmed and f.state != REMOTE:
-                f.state, f.why = COMPUTE, "its optimizer state was trimmed, and what continues it needs it"
+                f.state, f.why, f.stale = COMPUTE, "its optimizer state was trimmed, and what continues it needs it", True
+                if not dry:
+                    self.store.forget(f.key)  # or the job would only restore it, as trimmed as it is
             if f.state == CACHED or (f.state == REMOTE and path in wanted):
                 if dry:
                     self.linkable.add(path)
@@ -132,13 +143,10 @@ class Resolution:
                 if f.state == REMOTE:
                     say(f"fetching {path.split('/', 2)[2]} from the DVC remote '{self.store.remote}'")
                     self.store.fetch(self.store.record(f.key)["files"].values())
-                if runner.put_in_place(self.root, node.job, f.key, self.store):
+                if self._put_in_place(node, f, say):
                     linked, fetched = linked + (f.state == CACHED), fetched + (f.state == REMOTE)
                     f.state = IN_PLACE
                     continue
-                for damaged in self.store.quarantined:
-                    say(f"damaged: {damaged}; {path} is made again")
-                self.store.quarantined.clear()
                 f.state, f.why = COMPUTE, "its copy in the store is damaged or incomplete"
                 wanted.add(path)
             if path in wanted and f.state == COMPUTE:
@@ -148,6 +156,22 @@ class Resolution:
         if linked or fetched:
             counts = [(linked, "linked from the cache"), (fetched, "fetched from the remote")]
             say(f"without computing: {', '.join(f'{n} {how}' for n, how in counts if n)}")
+
+    def _put_in_place(self, node: Node, f: Found, say: Callable[[str], None]) -> bool:
+        """Link an artifact; a damaged object is put away, said, and fetched once from the remote if that may have it."""
+        from stages import runner
+
+        for attempt in range(2):
+            if runner.put_in_place(self.root, node.job, f.key, self.store):
+                return True
+            for damaged in self.store.quarantined:
+                say(f"damaged: {damaged}; {node.path} is {'fetched or ' if self.store.remote else ''}made again")
+            self.store.quarantined.clear()
+            if attempt or self.store.remote is None or f.key not in self._tracked:
+                return False
+            if self.store.fetch(self.store.record(f.key)["files"].values()):
+                return False
+        return False
 
     def _lost(self) -> set[str]:
         """Models that pointers name and that are nowhere any more, neither here nor in a remote."""
@@ -198,6 +222,11 @@ class Resolution:
                     files.add(f"results/report/{target.job['target']}.json")
         return files
 
+    @cached_property
+    def left_behind(self) -> set[str]:
+        """`behind`, asked once: when everything that could be is in place."""
+        return self.behind()
+
     def catch_up(self) -> None:
         """Write pointers and reports that are behind, when nothing is left to compute."""
         behind = set() if self.compute else self.behind()
@@ -238,6 +267,16 @@ def _manifest(artifact: Path) -> dict[str, Any] | None:
         return found if {"key", "outputs", "content", "modules"} <= found.keys() else None
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
         return None
+
+
+def _exchanged(artifact: Path, made: dict[str, Any], missing: list[str]) -> list[str]:
+    """Files that were written since the artifact was published (by hand, by `dvc checkout`) and hold other bytes now."""
+    try:
+        written = json.loads((artifact / "run_info.json").read_bytes()).get("written", {})
+    except (FileNotFoundError, ValueError):
+        written = {}
+    touched = [n for n in made["outputs"] if n not in missing and (artifact / n).stat().st_mtime_ns != written.get(n)]
+    return [n for n in touched if manifest.hash_file(artifact / n) != made["outputs"][n]["sha256"]]
 
 
 def _has(path: Path, size: int) -> bool:

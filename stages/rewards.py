@@ -5,21 +5,23 @@ A source that fails, answers short or answers no number fails the rule and names
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
+import os
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages import manifest
 from stages.cluster.rows import Rows
 from stages.errors import UserError
-from stages.sources import is_function, is_service
+from stages.sources import SECRET, is_function, is_service
 
 _BATCH = 64
 """Responses in one request to a service."""
@@ -28,14 +30,15 @@ _TRIES, _TIMEOUT_S = 4, 60.0
 
 def score(context, rollouts: Sequence[dict[str, Any]], policy: Path, precision: str) -> dict[str, list[float]]:
     """Source -> a raw score for each rollout, in their order. policy: the model folder that sampled them."""
-    texts = [{"prompt": r["prompt"], "response": r["text"], "reference": r.get("reference")} for r in rollouts]
+    texts = [{"prompt": r["turns"] or r["prompt"], "response": r["text"], "reference": r.get("reference")} for r in rollouts]
+    secrets = context.runtime.get("secrets", {})
     found = {}
     for entry in context.params["rewards"]:
         name = entry["source"]
         if "input" in entry:
             found[name] = _check(name, by_model(context, entry["input"], rollouts, policy, precision), texts)
         else:
-            found[name] = ask(name, texts, root=context.root, pin=entry.get("pin"), progress=context.log)
+            found[name] = ask(name, texts, root=context.root, pin=entry.get("pin"), progress=context.log, secrets=secrets)
     return found
 
 
@@ -69,14 +72,17 @@ def combined(context, scores: dict[str, list[float]], normalisation: str) -> lis
 
 
 def ask(source: str, texts: Sequence[dict[str, Any]], *, root: Path, pin: str | None = None,
-        progress: Callable[[str], None] = lambda line: None) -> list[float]:  # fmt: skip
-    """Scores by a function or a service. texts: {prompt, response, reference} each. Raises UserError when it fails."""
+        progress: Callable[[str], None] = lambda line: None, secrets: Mapping[str, str] = os.environ) -> list[float]:  # fmt: skip
+    """Scores by a function or a service. texts: {prompt, response, reference} each; a prompt of several turns is their list.
+
+    secrets: values of `${NAME}` in an address, put in for the request and shown nowhere. Raises UserError when it fails.
+    """
     if is_function(source):
         scores = _call(source, texts, root, pin)
     elif is_service(source):
         scores = []
         for start in range(0, len(texts), _BATCH):
-            scores += _post(source, texts[start : start + _BATCH], progress)
+            scores += _post(source, texts[start : start + _BATCH], progress, secrets)
     else:
         raise UserError(f"{source}: neither FILE.py:FUNCTION nor an http(s) address")
     return _check(source, scores, texts)
@@ -111,21 +117,27 @@ def _call(source: str, texts: Sequence[dict[str, Any]], root: Path, pin: str | N
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"reward {source}: failed on {len(texts)} responses, the first to {_shown(texts[0])}: {reason}")
+    if not done.stdout.strip():
+        raise UserError(f"reward {source}: ended without an answer")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _post(url: str, texts: Sequence[dict[str, Any]], progress: Callable[[str], None]) -> list[float]:
+def _post(url: str, texts: Sequence[dict[str, Any]], progress: Callable[[str], None], secrets: Mapping[str, str]) -> list[float]:
+    missing = [name for name in SECRET.findall(url) if name not in secrets]
+    if missing:
+        raise UserError(f"reward {url}: the environment variable {missing[0]} is not set")
+    address = SECRET.sub(lambda match: secrets[match[1]], url)
     body = json.dumps({f"{key}s": [t[key] for t in texts] for key in ("prompt", "response", "reference")}).encode()
     for attempt in range(1, _TRIES + 1):
         try:
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 found = json.loads(answer.read())
             break
         except urllib.error.HTTPError as error:
             reason = f"HTTP {error.code} {error.reason}"
             final = error.code < 500 and error.code != 429  # our own fault: asking again will not help
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason, final = str(getattr(error, "reason", error)) or type(error).__name__, False
         if final or attempt == _TRIES:
             raise UserError(f"reward {url}: {reason}, after {attempt} tries; responses to {_shown(texts[0])} and {len(texts) - 1} more")

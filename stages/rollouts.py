@@ -20,7 +20,7 @@ def run(context) -> None:
     chosen = [table[i] for i in window(len(table), params["prompts_per_iteration"], params["iteration"], params["seed"])]
     ids = cluster.apply(
         "stages.tokens:prompts", folder=str(folder), asked=[r["turns"] or r["prompt"] for r in chosen], ids=[r["id"] for r in chosen],
-        room=sampling["max_tokens"],
+        room=sampling["max_tokens"], limit=context.runtime["hardware"]["engines"]["max_model_len"],
     )  # fmt: skip
     stop = [cluster.apply("stages.tokens:special", folder=str(folder))["eos"]]
     state_id, precision = context.state_id("policy"), params["precision"]
@@ -66,15 +66,12 @@ def run(context) -> None:
 
 
 def window(total: int, size: int, iteration: int, seed: int) -> list[int]:
-    """Indexes of an iteration's prompts: consecutive windows over reshuffled passes, each prompt once a pass."""
+    """Indexes of an iteration's prompts: consecutive windows over reshuffled passes, none of which goes over a pass's end, so
+    that no prompt is in one twice. What is left at a pass's end waits for another shuffle."""
     if size > total:
         raise UserError(f"prompts_per_iteration: {size}, but the data set has only {total} prompts")
-    found: list[int] = []
-    position = (iteration - 1) * size
-    while len(found) < size:
-        epoch, offset = divmod(position + len(found), total)
-        found += epoch_order(total, seed=seed, epoch=epoch)[offset : offset + size - len(found)]
-    return found
+    epoch, window = divmod(iteration - 1, total // size)
+    return epoch_order(total, seed=seed, epoch=epoch)[window * size : (window + 1) * size]
 
 
 def sample_seed(seed: int, iteration: int, prompt_id: str, sample: int) -> int:

@@ -24,6 +24,7 @@ from stages.keys import run_key
 from stages.store import Store, open_store
 
 WORK = "results/work"
+_PATIENCE_S = 10.0
 Emit = Callable[[dict[str, Any]], None]
 
 
@@ -34,7 +35,7 @@ class Cancelled(Exception):
 class Context:
     """What a stage is given: its parameters, inputs, an empty `out` folder, a `state` folder that survives, the cluster."""
 
-    def __init__(self, job: dict, runtime: dict, root: Path, key: str, emit: Emit, cancelled: threading.Event):
+    def __init__(self, job: dict, runtime: dict, root: Path, key: str, emit: Emit, cancelled: threading.Event, inputs: dict[str, dict]):
         self.job, self.runtime, self.root, self.key = job, runtime, root, key
         self.params: dict[str, Any] = job["params"]
         self.hints: dict[str, Any] = job["hints"]
@@ -47,7 +48,7 @@ class Context:
         self.facts: dict[str, Any] = {}
         """Deterministic findings for the manifest: counts, statistics."""
         self.warm_roles: tuple[str, ...] = ()
-        self._emit = emit
+        self._emit, self._inputs = emit, inputs
 
     def input(self, name: str) -> Path:
         return self.root / self.job["inputs"][name]
@@ -58,7 +59,7 @@ class Context:
 
     def state_id(self, name: str, role: str = "actor") -> str:
         """The name under which warm processes hold an input's weights: its content, so never a stale one."""
-        return _state_id(self.job["inputs"][name], role, manifest.read(self.input(name))["content"])
+        return _state_id(self.job["inputs"][name], role, self._inputs[name]["content"])
 
     def keep_warm(self, *roles: str) -> None:
         """What the trainers hold for these roles is what this artifact will be, once it is published."""
@@ -91,6 +92,11 @@ class Context:
     def resumptions(self) -> list[dict[str, Any]]:
         path = self.state / "resumed.jsonl"
         return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def check_code(self) -> None:
+        """Before new processes import our code: it must still be what this run began with."""
+        if fingerprint.code_id() != self.runtime["code_id"]:
+            raise UserError("the code was edited while the run went on; run the same command again")
 
     def check(self) -> None:
         if self.cancelled.is_set():
@@ -131,7 +137,8 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
     """
     began, started = time.perf_counter(), runtime.get("started") or time.time()
     root = Path(cwd)
-    inputs = {name: manifest.read(root / path) for name, path in job["inputs"].items()}
+    _check_code(job)
+    inputs = {name: _wait_for(root / path, cancelled) for name, path in job["inputs"].items()}
     key, parts = run_key(job, {name: made["content"] for name, made in inputs.items()})
     work, target = root / WORK / key, root / job["out"]
     try:
@@ -142,8 +149,8 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
             while store.quarantined:
                 emit({"event": "log", "message": f"damaged: {store.quarantined.pop()}; it is made again"})
             _check_disk(root, job)
-            _warm_up(runtime)
-            context = Context(job, runtime, root, key, emit, cancelled)
+            context = Context(job, runtime, root, key, emit, cancelled, inputs)
+            _warm_up(context)
             shutil.rmtree(context.out, ignore_errors=True)
             context.out.mkdir(parents=True)
             context.state.mkdir(exist_ok=True)
@@ -152,6 +159,9 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
                 missing = [name for name in plan.STAGES[job["stage"]].outputs if not (context.out / name).is_file()]
                 if missing:
                     raise RuntimeError(f"stage {job['stage']} did not write {', '.join(missing)}")
+                for name, path in job["inputs"].items():
+                    if _wait_for(root / path, cancelled)["content"] != inputs[name]["content"]:
+                        raise UserError(f"{path}: replaced by another run while {job['out']} was made from it; run the same command again")
                 made = _manifest(job, key, parts, inputs, context)
                 info = {
                     "status": "computed", "started": started, "finished": time.time(), "host": socket.gethostname(),
@@ -167,6 +177,27 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"{root / 'results'}: no disk space left; free some and run the same command again") from None
         raise
+
+
+def load() -> None:
+    """Import what stages run, and take its fingerprints, at once: what is edited later is neither run nor believed."""
+    for stage in plan.STAGES.values():
+        importlib.import_module(stage.module)
+        fingerprint.fingerprint(*stage.code)
+
+
+def _check_code(job: dict) -> None:
+    """What this process has imported is what the job's key says."""
+    if not job["code"].startswith("version ") and job["code"] != fingerprint.fingerprint(*plan.STAGES[job["stage"]].code):
+        raise UserError(f"{job['out']}: the code was edited while the run went on; run the same command again")
+
+
+def _wait_for(artifact: Path, cancelled: threading.Event) -> dict[str, Any]:
+    """The manifest of an input. Another Snakemake that makes the same artifact takes it away for a moment."""
+    limit = time.monotonic() + _PATIENCE_S
+    while not (artifact / manifest.NAME).exists() and time.monotonic() < limit and not cancelled.wait(0.1):
+        pass
+    return manifest.read(artifact)
 
 
 def _manifest(job: dict, key: str, parts: dict, inputs: dict[str, dict], context: Context) -> dict[str, Any]:
@@ -190,14 +221,17 @@ def _manifest(job: dict, key: str, parts: dict, inputs: dict[str, dict], context
 
 def _publish(folder: Path, target: Path, made: dict, info: dict, work: Path) -> None:
     """Complete a folder with run_info.json and, last, manifest.json, and rename it to where the workflow looks."""
-    manifest.write_json(folder / "run_info.json", info)
+    written = {name: (folder / name).stat().st_mtime_ns for name in made["outputs"] if (folder / name).exists()}
+    manifest.write_json(folder / "run_info.json", info | {"written": written})
     manifest.write_json(folder / manifest.NAME, made)
     target.parent.mkdir(parents=True, exist_ok=True)
     old = work / f"replaced-{os.getpid()}"
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    folder.rename(target)
+    place = hashlib.sha256(str(target).encode()).hexdigest()[:32]
+    with _lock(work.parent / "locks" / f"{place}.lock", lambda event: None, threading.Event()):
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        folder.rename(target)
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -223,14 +257,13 @@ def _lock(path: Path, emit: Emit, cancelled: threading.Event):
 _warmed: set[str] = set()
 
 
-def _warm_up(runtime: dict) -> None:
+def _warm_up(context: Context) -> None:
     """Start trainers and engines beside the first stage that computes anything: their imports take longer than it."""
-    if runtime["code_id"] in _warmed:
+    if context.runtime["code_id"] in _warmed:
         return
-    _warmed.add(runtime["code_id"])
+    _warmed.add(context.runtime["code_id"])
     from stages.cluster.groups import Groups
 
-    context = type("Idle", (), {"runtime": runtime})
     threading.Thread(target=Groups(context).warm_up, daemon=True).start()
 
 

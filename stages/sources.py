@@ -1,5 +1,10 @@
 """Sources of reward, told apart by their spelling: `file.py:function`, `http(s)://...`, else a model of the graph."""
 
+import re
+
+SECRET = re.compile(r"\$\{(\w+)\}")
+"""`${NAME}` in an address stands for an environment variable of whoever runs snakemake."""
+
 
 def is_function(source: str) -> bool:
     return ".py:" in source

@@ -6,6 +6,7 @@ made. Contents are hashed again whenever they are used: DVC trusts read-only obj
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -29,14 +30,18 @@ class Store:
     """The store of the project at `root` (its `.dvc` folder says where the cache is)."""
 
     def __init__(self, root: Path):
-        from dvc.exceptions import NotDvcRepoError
+        from dvc.exceptions import DvcException, NotDvcRepoError
         from dvc.repo import Repo
+        from dvc.scm import SCMError
 
         logging.getLogger("dvc_data").setLevel(logging.ERROR)
         try:
             self.repo = Repo(str(root))
         except NotDvcRepoError:
             raise UserError(f"{root}: no DVC repository; run `dvc init` there, or work in a clone of the project") from None
+        except (DvcException, SCMError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{root}: {reason}; outside of git, `dvc config core.no_scm true` makes DVC work without it") from None
         self.cache = self.repo.cache.local
         folder = Path(self.cache.path).parent.parent
         self.records, self.quarantine = folder / "rlhf-runs", folder / "quarantine"
@@ -59,7 +64,7 @@ class Store:
 
     def remember(self, key: str, record: dict[str, Any]) -> None:
         """Keep a record, unless there is one already."""
-        if not self._record(key).exists():
+        if self.record(key) is None:
             manifest.write_json(self._record(key), record)
 
     def forget(self, key: str) -> None:
@@ -87,6 +92,11 @@ class Store:
             return [entry["md5"] for entry in json.loads(self.path(oid).read_text())]
         except (FileNotFoundError, ValueError):
             return []
+
+    def tracked(self) -> set[str]:
+        """Every object that any .dvc file or dvc.lock of the workspace names: ours and the user's own."""
+        found = {info.value for infos in self.repo.used_objs().values() for info in infos}
+        return found | {oid for tree in found if tree.endswith(".dir") for oid in self.tree(tree)}
 
     def lacks(self, oids: Iterable[str]) -> list[str]:
         """Those objects that are not in the local cache."""
@@ -123,8 +133,8 @@ class Store:
     def restore(self, key: str, folder: Path) -> dict[str, Any] | None:
         """Link what a run key made into `folder` and return its manifest; None when it is not (or no longer whole) here.
 
-        An object whose content is not what the manifest says is moved to `quarantine/` beside the cache, and the record
-        is dropped, so that the artifact counts as absent.
+        An object whose content is not what the manifest says is moved to `quarantine/` beside the cache: the record is then
+        incomplete, and the artifact counts as absent until the object comes back or is made again.
         """
         record = self.record(key)
         if record is None or self.lacks(record["files"].values()):
@@ -136,19 +146,19 @@ class Store:
         expected = record["manifest"]["outputs"]
         with ThreadPoolExecutor(HASHING) as pool:
             right = pool.map(lambda name: manifest.hash_file(folder / name) == expected[name]["sha256"], record["files"])
-            damaged = [name for name, same in zip(record["files"], right) if not same]
+            damaged = {record["files"][name] for name, same in zip(record["files"], right) if not same}
         if damaged:
             shutil.rmtree(folder)
-            for name in damaged:
-                self.put_away(record["files"][name])
-            self.forget(key)
+            for oid in sorted(damaged):
+                self.put_away(oid)
             return None
         return record["manifest"]
 
     def put_away(self, oid: str) -> None:
         """Move a damaged object out of the cache."""
         self.quarantine.mkdir(exist_ok=True)
-        self.path(oid).replace(self.quarantine / oid)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            self.path(oid).replace(self.quarantine / oid)
         self.quarantined.append(str(self.quarantine / oid))
 
     # -- remote -------------------------------------------------------------------------------------------------------

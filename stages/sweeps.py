@@ -54,11 +54,15 @@ def expand(raw: dict[str, Any], sweeps: dict[str, Sweep]) -> dict[str, Any]:
         for point in points(name, sweep):
             if point.model in models:
                 raise UserError(f"config: sweeps.{name}: two points are called '{point.model}'; give them variants' names of their own")
-            made = copy.deepcopy(dict(raw["models"][sweep.model]))
+            if not isinstance(raw["models"][sweep.model], dict):
+                raise UserError(f"config: models.{sweep.model}: a mapping of options is wanted")
+            made = copy.deepcopy(raw["models"][sweep.model])
             for key, value in point.changes.items():
                 *path, last = key.split(".")
                 place = made
                 for part in path:
+                    if not isinstance(place.get(part) or {}, dict):
+                        raise UserError(f"config: sweeps.{name}: {key}: {part} holds {place[part]!r} and no options of its own")
                     place[part] = dict(place.get(part) or {})
                     place = place[part]
                 place[last] = value

@@ -5,6 +5,7 @@ Runs on a trainer rank (through Groups.apply), where transformers is loaded.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -16,18 +17,31 @@ def _tokenizer(folder: str):
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
-        raise UserError(f"{folder}: the tokenizer has no chat template; add one (tokenizer_config.json: chat_template)")
+        raise UserError(f"{folder}: the tokenizer has no chat template; give one (models.<name>.template: FILE)")
     if tokenizer.eos_token_id is None or tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        raise UserError(f"{folder}: the tokenizer needs an end-of-text token and a padding token of its own")
+        raise UserError(f"{folder}: the tokenizer needs an end-of-text token and a padding token of its own (models.<name>.pad_token)")
     return tokenizer
 
 
-def give_template(folder: str, template: str) -> None:
-    """Write a chat template into a model folder in place of its own."""
+_PADS = ("<|finetune_right_pad_id|>", "<pad>", "[PAD]", "<|pad|>", "<|reserved_special_token_0|>", "<unk>")
+"""Tokens that models leave for padding, or for nobody, most fitting first."""
+
+
+def complete(folder: str, *, template: str | None, pad_token: str | None) -> None:
+    """Give a tokenizer what it lacks: a chat template, a padding token of its own. Raises UserError for a token it has not."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = template
+    lacking = tokenizer.pad_token_id in (None, tokenizer.eos_token_id)
+    vocabulary = tokenizer.get_vocab()
+    if pad_token is None and lacking:
+        pad_token = next((token for token in _PADS if token in vocabulary and token != tokenizer.eos_token), None)
+    if pad_token is not None and pad_token not in vocabulary:
+        raise UserError(f"pad_token: '{pad_token}' is not in the vocabulary of {folder}")
+    if template is None and pad_token is None:
+        return
+    tokenizer.chat_template = template or tokenizer.chat_template
+    tokenizer.pad_token = pad_token or tokenizer.pad_token
     tokenizer.save_pretrained(folder)
 
 
@@ -48,22 +62,22 @@ def special(folder: str) -> dict[str, int]:
 def prompts(folder: str, asked: list[str | list[dict]], ids: list[str], *, room: int, limit: int | None = None) -> list[list[int]]:
     """Prompt ids, ending where the response begins. asked: texts, or turns that end with the user.
 
-    `room` tokens must be left for the response within the model's context.
+    `room` tokens must be left for the response within the model's context, and within `limit`, the engines' longest sequence.
 
     Raises UserError naming the first row that does not fit, or that has not exactly one beginning-of-text.
     """
     from transformers import AutoConfig
 
     tokenizer = _tokenizer(folder)
-    context = limit or AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
-    rendered = [_render(tokenizer, one) for one in asked]
+    context = min(limit or sys.maxsize, AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
+    rendered = [_rendered(tokenizer, row, one) for row, one in zip(ids, asked)]
     found = tokenizer(rendered, add_special_tokens=False).input_ids if rendered else []
     for row, tokens in zip(ids, found):
         _check_bos(tokenizer, row, tokens)
         if len(tokens) + room > context:
             raise UserError(
                 f"prompt {row}: {len(tokens)} tokens and room for {room} more exceed the context of {context}; "
-                "shorten it, lower sampling.max_tokens or take a model with a longer context"
+                "shorten it, lower sampling.max_tokens, or raise hardware.engines.max_model_len if the model's context is longer"
             )
     return found
 
@@ -79,10 +93,11 @@ def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str
 
     tokenizer = _tokenizer(folder)
     context = context or AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+    drops: Counter[str] = Counter()
+    given, rows = len(rows), _accepted(tokenizer, rows, drops)
     heads = tokenizer([_render(tokenizer, _asked(row)) for row in rows], add_special_tokens=False).input_ids
     wholes = {a: tokenizer([_render(tokenizer, _asked(row), row[a]) for row in rows], add_special_tokens=False).input_ids for a in answers}
     kept: dict[str, Any] = {"ids": [], "prompts": [], **{a: [] for a in answers}}
-    drops: Counter[str] = Counter()
     for i, row in enumerate(rows):
         head, tails = heads[i], {}
         _check_bos(tokenizer, row["id"], head)
@@ -106,7 +121,7 @@ def conversations(folder: str, rows: list[dict[str, str]], *, answers: tuple[str
             for a in answers:
                 kept[a].append(tails[a])
     if strict and not kept["ids"]:
-        raise UserError(f"of {len(rows)} rows none is left: {dict(drops) or 'the data set is empty'}")
+        raise UserError(f"of {given} rows none is left: {dict(drops) or 'the data set is empty'}")
     return kept | {"drops": dict(drops)}
 
 
@@ -146,7 +161,7 @@ def dialogues(folder: str, rows: list[dict[str, Any]], *, context: int | None = 
     if several:
         tokenizer = _tokenizer(folder)
         limit = context or special(folder)["context"]
-        for row in several:
+        for row in _accepted(tokenizer, several, drops):
             tokens, chosen = _spans(tokenizer, row)
             if len(tokens) > limit:
                 drops["longer than the context"] += 1
@@ -163,13 +178,13 @@ def _spans(tokenizer, row: dict) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation of several assistant turns, and which belong to one of them."""
     turns = [*row["turns"], {"role": "assistant", "content": row["response"]}]
     encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids
-    tokens = encode(tokenizer.apply_chat_template(turns, tokenize=False))
+    tokens = encode(_template(tokenizer, turns, False))
     _check_bos(tokenizer, row["id"], tokens)
     chosen, end = [False] * len(tokens), 0
     for k, turn in enumerate(turns):
         if turn["role"] != "assistant":
             continue
-        head = encode(tokenizer.apply_chat_template(turns[:k], tokenize=False, add_generation_prompt=True))
+        head = encode(_template(tokenizer, turns[:k], True))
         if tokens[: len(head)] != head:
             raise UserError(f"row {row['id']}: the chat template's prompt is no prefix of prompt and response; fix the template")
         if tokenizer.eos_token_id not in tokens[len(head) :]:
@@ -179,17 +194,18 @@ def _spans(tokenizer, row: dict) -> tuple[list[int], list[bool]]:
     return tokens[:end], chosen[:end]
 
 
-def plain(folder: str, texts: list[str], *, context: int) -> list[list[int]]:
+def plain(folder: str, texts: list[str], *, context: int, remarks: bool = False) -> list[list[int]]:
     """Whole texts with beginning and end of text; longer ones are cut into pieces of the context's length.
 
-    A text of several lines is a conversation and what is said of it: user, assistant, and, after the end of text, the rest.
+    remarks: a text of several lines is a conversation of the embedded world and what is said of it: user, assistant, and,
+    after the end of text, the rest.
     """
     tokenizer = _tokenizer(folder)
     rendered = []
     for text in texts:
-        lines = text.split("\n")
+        lines = text.split("\n") if remarks else [text]
         if len(lines) == 1:
-            rendered.append(f"{tokenizer.bos_token} {text}{tokenizer.eos_token}")
+            rendered.append(f"{tokenizer.bos_token} {text}{tokenizer.eos_token}" if tokenizer.bos_token else text + tokenizer.eos_token)
         else:
             rest = " " + " ".join(lines[2:]) if lines[2:] else ""
             rendered.append(_render(tokenizer, lines[0], lines[1]) + rest)
@@ -208,11 +224,44 @@ def _asked(row: dict) -> str | list[dict]:
     return row.get("turns") or row["prompt"]
 
 
+class _Refused(Exception):
+    """The chat template has no words for these turns."""
+
+
 def _render(tokenizer, prompt: str | list[dict], response: str | None = None) -> str:
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if response is not None:
         turns.append({"role": "assistant", "content": response})
-    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=response is None)
+    return _template(tokenizer, turns, response is None)
+
+
+def _template(tokenizer, turns: list[dict], ask: bool) -> str:
+    import jinja2
+
+    try:
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
+    except jinja2.TemplateError as error:
+        raise _Refused(str(error)) from None
+
+
+def _rendered(tokenizer, row: str, prompt: str | list[dict]) -> str:
+    try:
+        return _render(tokenizer, prompt)
+    except _Refused as error:
+        raise UserError(f"row {row}: the chat template refuses its turns: {error}") from None
+
+
+def _accepted(tokenizer, rows: list[dict], drops: Counter) -> list[dict]:
+    """Rows that the chat template has words for; the others are counted."""
+    kept = []
+    for row in rows:
+        try:
+            if row.get("turns"):
+                _render(tokenizer, row["turns"])
+            kept.append(row)
+        except _Refused:
+            drops["turns that the chat template refuses"] += 1
+    return kept
 
 
 def _check_bos(tokenizer, row: str, ids: list[int]) -> None:

@@ -16,6 +16,7 @@ from stages.errors import UserError
 def run(context) -> None:
     params, cluster = context.params, context.cluster
     experience = arrow.read(context.input("experience") / "experience.arrow")
+    responses = len(experience)  # the clock's unit, whatever dynamic filtering leaves of them
     experience = experience.filter(experience["used"])
     columns = {name: experience[name].to_pylist() for name in _COLUMNS}
     sequences = list(zip(columns["prompt_ids"], columns["response_ids"]))
@@ -47,11 +48,12 @@ def run(context) -> None:
     def train(role: str) -> None:
         objective, options, fields = work[role]
         optimizer = params[role]
-        per_iteration = params["epochs"] * math.ceil(len(sequences) / optimizer["batch_size"])
+        per_iteration = params["epochs"] * math.ceil(responses / optimizer["batch_size"])
+        own = "critic" if role == "critic" and params["iteration"] > 1 else "actor"  # the first critic is no update's
         before = context.input("previous") / "optimizer" / f"{role}.safetensors" if "previous" in context.job["inputs"] else None
         done[role] = cluster.train(
             role,
-            source(context, role, "causal" if role == "actor" else "scorer", role=role, precision=params["precision"], seed=0,
+            source(context, role, "causal" if role == "actor" else "scorer", role=own, precision=params["precision"], seed=0,
                    optimizer=str(before) if before else None),
             Rows.of(sequences, token_fields=fields),
             Recipe(objective, optimizer, params["epochs"], params["seed"] + params["iteration"], options,
@@ -60,14 +62,14 @@ def run(context) -> None:
             f"{params['iteration']} {role}",
             mixed=mixed if role == "actor" else None,
             folder=context.out / ("model" if role == "actor" else "critic"),
-            tokenizer_from=context.model_folder(role, role),
+            tokenizer_from=context.model_folder(role, own),
             optimizer_to=context.out / "optimizer" / f"{role}.safetensors",
         )  # fmt: skip
 
     _side_by_side(train, roles, cluster.apart("actor", "critic"))
     context.keep_warm(*roles)
     context.facts["rows"] = len(sequences)
-    _look_for_idle(context, columns["advantages"])
+    _look_for_idle(context, columns["advantages"], responses)
     if params["ema_decay"] is not None:
         with context.phase("writing"):
             _average(context)
@@ -112,15 +114,15 @@ def _mixed(context) -> Rows:
     return dialogues(context, "ptx", folder)[0]
 
 
-def _look_for_idle(context, advantages) -> None:
+def _look_for_idle(context, advantages, responses: int) -> None:
     """An iteration that trains nothing is said, by name; several in a row fail."""
     params = context.params
-    own, before = (folder / "model.safetensors" for folder in (context.out / "model", context.model_folder("actor")))
-    frozen = params["iteration"] * math.ceil(len(advantages) / params["actor"]["batch_size"]) * params["epochs"] <= params["frozen_steps"]
+    own, before = (_hashes(folder) for folder in (context.out / "model", context.model_folder("actor")))
+    frozen = params["iteration"] * math.ceil(responses / params["actor"]["batch_size"]) * params["epochs"] <= params["frozen_steps"]
     reasons = []
     if not any(a for row in advantages for a in row):
         reasons.append("all advantages are zero")
-    if not frozen and own.exists() and before.exists() and manifest.hash_file(own) == manifest.hash_file(before):
+    if not frozen and own == before:
         reasons.append("no parameter of the actor changed")
     idle = 0
     if reasons:
@@ -130,6 +132,11 @@ def _look_for_idle(context, advantages) -> None:
         if idle >= _PATIENCE:
             raise UserError(f"{context.model}: trains-nothing: {idle} iterations in a row ({' and '.join(reasons)}); look at the rewards")
     context.facts["idle_iterations"] = idle
+
+
+def _hashes(folder) -> dict[str, str]:
+    """Of all weights; an imported model may be cut into other files than what we write, and then differs."""
+    return {path.name: manifest.hash_file(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
 def _average(context) -> None:

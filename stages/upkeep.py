@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages import lineage, manifest, pointers
+from stages import manifest, pointers
+from stages.errors import UserError
 from stages.store import HASHING, Store
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -62,7 +63,7 @@ class Garbage:
     """Key -> record as it would be without its optimizer."""
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
-    """Folders and files in results/store and results/work."""
+    """Folders and files in results/store."""
     objects: list[str] = field(default_factory=list)
     optimizer_bytes: int = 0
     object_bytes: int = 0
@@ -70,14 +71,19 @@ class Garbage:
 
 def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
     """What neither a pointer in data/checkpoints/ nor a run in results/runs/ names, directly or as an ancestor, and what
-    is not part of the present plan (its folders): half a run is not garbage."""
+    is not part of the present plan (its run keys): half a run is not garbage. Nothing that DVC tracks otherwise is.
+
+    Raises UserError when the cache is not this project's own: others' results would look like garbage.
+    """
+    if not Path(store.cache.path).resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{store.cache.path}: a cache outside of this project, perhaps of several; gc frees only a project's own")
     found = Garbage()
     records = dict(store.all_records())
     kept = _named(store, root, records)
-    kept |= {manifest.read(root / path)["key"] for path in planned if (root / path / manifest.NAME).exists()}
+    kept |= set(planned)
     continued = {i["key"] for key in kept if key in records for name, i in records[key]["manifest"]["inputs"].items() if name == "previous"}
     pinned = {out["md5"] for _, pointer in pointers.all_pointers(root) for out in pointer["outs"]}
-    pinned |= {oid for tree in pinned if tree.endswith(".dir") for oid in store.tree(tree)}
+    pinned |= {oid for tree in pinned if tree.endswith(".dir") for oid in store.tree(tree)} | store.tracked()
     places: dict[str, list[Path]] = {}
     for path in (root / "results/store").rglob(manifest.NAME):
         places.setdefault(manifest.read(path.parent)["key"], []).append(path.parent)
@@ -107,12 +113,12 @@ def collect(store: Store, found: Garbage) -> None:
         store.forget(key)
     for path in found.folders:
         if path.is_dir():
-            (path / manifest.NAME).unlink()  # not taken for an artifact while it goes
+            (path / manifest.NAME).unlink(missing_ok=True)  # not taken for an artifact while it goes
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
     for oid in found.objects:
-        store.path(oid).unlink()
+        store.path(oid).unlink(missing_ok=True)
 
 
 def _named(store: Store, root: Path, records: dict[str, dict]) -> set[str]:
@@ -123,10 +129,15 @@ def _named(store: Store, root: Path, records: dict[str, dict]) -> set[str]:
         if (artifact / manifest.NAME).exists():
             start.add(manifest.read(artifact)["key"])
     kept: set[str] = set()
-    for key in start & records.keys():
-        kept |= lineage.ancestry(store, records[key]["manifest"], root).keys()
-    for record in records.values():
-        inputs = record["manifest"]["inputs"]
-        if record["manifest"]["stage"] == "evaluate" and inputs["policy"]["key"] in start:
-            kept |= lineage.ancestry(store, record["manifest"], root).keys()
-    return kept | start
+    start |= {
+        key for key, record in records.items()
+        if record["manifest"]["stage"] == "evaluate" and record["manifest"]["inputs"]["policy"]["key"] in start
+    }  # fmt: skip
+    waiting = list(start)
+    while waiting:
+        key = waiting.pop()
+        if key not in kept:
+            kept.add(key)
+            if key in records:
+                waiting += [i["key"] for i in records[key]["manifest"]["inputs"].values()]
+    return kept

@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +96,20 @@ def get_or_create(
     kwargs: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
     wait_s: float = 60.0,
+    before: Callable[[], None] = lambda: None,
 ) -> "ray.actor.ActorHandle":
     """The live detached actor `name` of this code, or a new one of class `cls` (a plain class that inherits Resident).
 
     It is never restarted by Ray: a restarted actor would be empty without anybody noticing. env: variables of its
-    process. wait_s: how long resources held by others may keep it waiting. Raises UserError, saying what is wanted and
-    what is free, when the cluster cannot place it.
+    process. wait_s: how long resources held by others may keep it waiting. before: called before a new one is made.
+    Raises UserError, saying what is wanted and what is free, when the cluster cannot place it.
     """
     full = actor_name(name, code_id)
     try:
         return ray.get_actor(full)
     except ValueError:
         pass
+    before()
     options = {"num_cpus": 0} | (options or {})
     if "scheduling_strategy" not in options:
         require_resources(_wanted(options), who=full, wait_s=wait_s)

@@ -88,7 +88,9 @@ def _run_job(job, runtime, cwd, emit, cancelled):
 def _import_runner() -> None:
     # Early, so that the first job does not wait, and so that an edit made later cannot be half imported.
     with contextlib.suppress(Exception):
-        import stages.runner  # noqa: F401
+        import stages.runner
+
+        stages.runner.load()
 
 
 def create(runtime: dict) -> str:

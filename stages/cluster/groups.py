@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,8 +48,8 @@ def _environment(threads: int) -> dict[str, str]:
 class TrainerGroup:
     """All ranks of one group. `roles` share its processes; another number of ranks or threads is another group."""
 
-    def __init__(self, index: int, roles: Sequence[str], runtime: dict[str, Any]):
-        h = runtime["hardware"]
+    def __init__(self, index: int, roles: Sequence[str], runtime: dict[str, Any], before: Callable[[], None] = lambda: None):
+        h, self.before = runtime["hardware"], before
         self.code_id, self.hardware, self.roles = runtime["code_id"], h, roles
         self.name = f"trainer-{index}"
         self.names = [f"{self.name}.{rank}-{_settings(h)}" for rank in range(h["ranks"])]
@@ -61,7 +62,7 @@ class TrainerGroup:
             _remove_others(self.name, self.names, self.code_id)
             self.ranks = [
                 get_or_create(
-                    name, TrainerRank, code_id=self.code_id, env=environment, options=placement(h, rank),
+                    name, TrainerRank, code_id=self.code_id, env=environment, options=placement(h, rank), before=self.before,
                     kwargs={"name": self.name, "code_id": self.code_id, "rank": rank, "world": h["ranks"], "hardware": h,
                             "environment": environment},
                 )
@@ -114,11 +115,13 @@ class Groups:
 
     def __init__(self, context):
         self.context, self.runtime = context, context.runtime
+        self._trained: dict[str, str] = {}
+        """Role -> name of what this job trained last for it."""
 
     def _group(self, role: str) -> TrainerGroup:
         for index, roles in enumerate(self.runtime["hardware"]["colocate"]):
             if role in roles:
-                return TrainerGroup(index, roles, self.runtime)
+                return TrainerGroup(index, roles, self.runtime, self.context.check_code)
         raise KeyError(role)
 
     def _with_group(self, role: str, work: Callable[[TrainerGroup], Any]) -> Any:
@@ -154,15 +157,17 @@ class Groups:
             if progress:
                 context.progress(phase, progress["done"], progress["total"], tokens_per_s=progress["tokens_per_s"], **progress["metrics"])
 
+        token = self._trained[role] = f"{source.state_id}+{uuid.uuid4().hex}"
+
         def work(group: TrainerGroup):
             if recipe.state and (reached := saved_state.reached(recipe.state)) is not None:
                 state = saved_state.latest(recipe.state)
                 step = saved_state.step(state) if state else 0
                 context.resumed(phase, step, reached - step, "steps")
             with context.phase("training"):
-                done = group.ask("train", role, source, ray.put(rows), recipe, companion, mixed, watch=watch, cancelled=context.cancelled)[
-                    0
-                ]
+                done = group.ask(
+                    "train", role, source, ray.put(rows), recipe, companion, mixed, token, watch=watch, cancelled=context.cancelled
+                )[0]
             if not done["cancelled"]:
                 with context.phase("writing"):
                     group.ask("save", role, str(folder), str(tokenizer_from), str(optimizer_to) if optimizer_to else None)
@@ -181,9 +186,13 @@ class Groups:
         return self._group(one).name != self._group(other).name
 
     def rename(self, role: str, state_id: str) -> None:
+        """What this job trained for a role is now an artifact's. Without effect where another job has trained since."""
         group = self._group(role)
-        with _USING[group.name]:
-            group.start().ask("rename", role, state_id)
+        try:
+            with _USING[group.name]:
+                group.start().ask("rename", role, state_id, self._trained.get(role))
+        except GroupDied as error:
+            self.context.log(f"nothing stays warm: a trainer process died ({error})")
 
     def score(self, role: str, source: Source, rows: Rows, **options) -> list[Any]:
         """Outputs at the chosen tokens, one float32 array per sequence, in the order of rows."""
@@ -214,6 +223,7 @@ class Groups:
             return [
                 get_or_create(
                     name, Engine, code_id=code_id, env=environment, options=placement(h, index, engine=True),
+                    before=self.context.check_code,
                     kwargs={"name": f"engine-{index}", "code_id": code_id, "settings": e, "environment": environment},
                 )
                 for index, name in enumerate(names)
@@ -274,7 +284,7 @@ class Groups:
         """Start the trainer groups and engines while nothing needs them yet."""
         try:
             for index, roles in enumerate(self.runtime["hardware"]["colocate"]):
-                TrainerGroup(index, roles, self.runtime).start()
+                TrainerGroup(index, roles, self.runtime, self.context.check_code).start()
             for engine in self._engines():
                 engine.warm.remote()
         except GroupDied:

@@ -182,28 +182,31 @@ class TrainerRank(Resident):
 
             gc.collect()
 
-    def rename(self, role: str, state_id: str) -> None:
-        """The weights held for a role have become an artifact's."""
+    def rename(self, role: str, state_id: str, expected: str | None = None) -> None:
+        """The weights held for a role have become an artifact's, if they still are those that were `expected`."""
         from dataclasses import replace
 
         held = self._models.get(role)
-        if held is None:
-            return  # the group was made again since: nothing is warm
+        if held is None or (expected is not None and held.source.state_id != expected):
+            return  # the group was made again since, or another job has trained: nothing of the artifact is warm
         held.source = replace(held.source, state_id=state_id)
         self.hold(role, state_id)
 
     # -- work -----------------------------------------------------------------------------------------------------
 
     def train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None = None,
-              mixed: Rows | None = None) -> dict[str, Any]:  # fmt: skip
+              mixed: Rows | None = None, token: str = "") -> dict[str, Any]:  # fmt: skip
         """Train a role on rows; returns {"metrics": [(step, name, value)], "steps": n, "cancelled": bool}.
 
         companion: a row for each row, over which the objective takes its statistic before each step. mixed: rows whose
-        likelihood joins each step's loss, as many as the step's batch, weighted by recipe.mix_coef.
+        likelihood joins each step's loss, as many as the step's batch, weighted by recipe.mix_coef. token: the name of
+        what was trained, until it is an artifact.
         Resumes from recipe.state. The loss of a step is divided once, by the step's own count over all ranks.
         """
         with self.working(f"training {role}"):
-            return self._train(role, source, rows, recipe, companion, mixed)
+            done = self._train(role, source, rows, recipe, companion, mixed)
+            self.rename(role, token or f"{source.state_id}+")
+            return done
 
     def _train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None, mixed: Rows | None) -> dict[str, Any]:
         import numpy as np
@@ -296,7 +299,6 @@ class TrainerRank(Resident):
                 saved_state.save(held.engine, Path(recipe.state), {"step": index + 1, "metrics": metrics}, precision=held.source.precision)
             if last or cancelled:
                 break
-        self.rename(role, f"{source.state_id}+{time.time_ns()}")  # no artifact's any more, until it is published
         pace = {"steps": len(times), "median_step_s": float(np.median(times or [0.0])), "tokens_per_s": tokens / max(sum(times), 1e-9)}
         return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "pace": pace}
 

@@ -60,6 +60,9 @@ class Context:
     def check(self):
         pass
 
+    def check_code(self):
+        pass
+
 
 @dataclass(frozen=True)
 class Trained:

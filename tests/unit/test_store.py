@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
-from stages import manifest, plan, runner
+from stages import fingerprint, manifest, plan, runner
 from stages.errors import UserError
 from stages.store import open_store
 
 COUNT = {"runs": 0}
+CODE = fingerprint.fingerprint("tests.unit.small_stage")
 
 
 @pytest.fixture
@@ -19,14 +20,14 @@ def root(tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=tmp_path, check=True)
     subprocess.run([sys.executable, "-m", "dvc", "config", "cache.type", "hardlink,copy"], cwd=tmp_path, check=True)
     monkeypatch.setitem(plan.STAGES, "write", plan.Stage("tests.unit.small_stage", 1, ("out.txt",)))
-    monkeypatch.setattr(runner, "_warm_up", lambda runtime: None)
+    monkeypatch.setattr(runner, "_warm_up", lambda context: None)
     COUNT["runs"] = 0
     return tmp_path
 
 
 def job(text="hello", out="results/store/a", **inputs):
     params = {"text": text}
-    return {"stage": "write", "version": 1, "model": "a", "params": params, "plan": plan.short_hash(params), "code": "c",
+    return {"stage": "write", "version": 1, "model": "a", "params": params, "plan": plan.short_hash(params), "code": CODE,
             "inputs": inputs, "out": out, "hints": {}}  # fmt: skip
 
 

@@ -39,6 +39,9 @@ class Worker(Resident):
 def square(x):
     return x * x
 
+def load():
+    pass
+
 def run_job(job, runtime, cwd, emit, cancelled):
     match job["stage"]:
         case "noop":
@@ -71,7 +74,7 @@ def clone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clone")
     package = folder / "stages"
     (package / "cluster").mkdir(parents=True)
-    for name in ("__init__.py", "errors.py", "client.py", "cluster/__init__.py"):
+    for name in ("__init__.py", "errors.py", "sources.py", "client.py", "cluster/__init__.py"):
         shutil.copy(ROOT / "stages" / name, package / name)
     ours = (
         "actors",

@@ -199,6 +199,24 @@ def test_gc_frees_what_nothing_names_and_the_run_goes_on_afterwards(finished):
     assert {k: v for k, v in finished.manifests().items() if k in finished.expected} == finished.expected
 
 
+def test_dvc_diff_shows_a_grown_run_and_dvc_gc_keeps_what_pointers_name(finished, new_project):
+    other = new_project()
+    git = "git -c user.name=t -c user.email=t@t"
+    shutil.copytree(finished.folder / ".dvc/cache", other.folder / ".dvc/cache", dirs_exist_ok=True)
+    subprocess.run("git init -q && printf 'results/\\n*.jsonl\\n.snakemake/\\n' > .gitignore", shell=True, cwd=other.folder, check=True)
+    dvc(other, "config", "core.no_scm", "false")
+    other.run("ppo_final")
+    subprocess.run(f"git add -A && {git} commit -qm two", shell=True, cwd=other.folder, check=True)
+    assert dvc(other, "diff").strip() == ""
+    other.run("ppo_final", "--config", "set=ppo.iterations=3")
+    assert "0003/update/model" in dvc(other, "diff")
+    dvc(other, "gc", "-w", "-f")
+    assert "up to date" in dvc(other, "status")
+    shutil.rmtree(other.folder / "results")
+    done = other.run("ppo_final", "--config", "set=ppo.iterations=3")
+    assert NOTHING in done.stderr and "up to date" in dvc(other, "status")  # what pointers name was all that was needed
+
+
 def test_explain_names_the_parameter_that_two_artifacts_differ_in(finished):
     said = finished.rlhf("explain", "ppo", "kl_coef/kl_coef-0.2", "--configfile", str(finished.config)).stdout
     assert "parameter kl_coef: 0.06 -> 0.2" in said

@@ -90,7 +90,7 @@ def resolve():
         found.catch_up()
     if targets or nodes:
         say(found.summary())
-    workflow.dag.forcefiles |= found.stale() | found.behind()
+    workflow.dag.forcefiles |= found.stale() | found.left_behind
     return found
 
 

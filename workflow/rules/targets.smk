@@ -4,7 +4,7 @@ def unless_current(file, nodes):
     """Manifests that a file is made from; nothing when it is what they are: Snakemake would go by their times."""
     found = resolution()
     todo = found.compute | found.linkable
-    return [node.manifest for node in nodes] if file in found.behind() or any(node.path in todo for node in nodes) else []
+    return [node.manifest for node in nodes] if file in found.left_behind or any(node.path in todo for node in nodes) else []
 
 
 rule track:
