@@ -64,6 +64,34 @@ def test_pairs_may_be_explicit_conversational_or_implicit(tmp_path):
     assert rows[0]["turns"] == LONGER[:3] and (rows[0]["chosen"], rows[0]["rejected"]) == ("sturdy.", "no idea.")
 
 
+def test_pairs_of_whole_conversations_beside_a_prompt_are_conversations(tmp_path):
+    bad = [CHAT[0], {"role": "assistant", "content": "bad."}]
+    (row,), _, _ = made(tmp_path, "preferences", "a.jsonl", [{"prompt": "how is it?", "chosen": CHAT, "rejected": bad}])
+    assert (row["prompt"], row["chosen"], row["rejected"]) == ("how is it?", "good.", "bad.")
+
+
+def test_hh_texts_may_lack_the_first_newlines_and_prompts_may_end_with_the_assistants_name(tmp_path):
+    text = "Human: how is it?\n\nAssistant: good.\n\nHuman: and the zip?\n\nAssistant:"
+    (row,), _, _ = made(tmp_path, "preferences", "a.jsonl", [{"chosen": f"{text} sturdy.", "rejected": f"{text} no idea."}])
+    assert row["turns"] == LONGER[:3] and row["chosen"] == "sturdy."
+    (row,), _, _ = made(tmp_path, "prompts", "b.jsonl", [{"prompt": text}])
+    assert row["turns"] == LONGER[:3]
+
+
+def test_a_zero_in_a_template_is_a_zero(tmp_path):
+    columns = {"prompt": "{a} plus {b}", "response": "c"}
+    rows, _, _ = made(tmp_path, "demonstrations", "a.jsonl", [{"a": 0, "b": 2, "c": 2}], columns=columns)
+    assert rows[0]["prompt"] == "0 plus 2"
+
+
+def test_a_column_that_was_named_must_be_there_though_it_is_optional(tmp_path):
+    rows = [{"prompt": "p", "answers": ["a", "b"], "ratings": [1, 2]}]
+    with pytest.raises(UserError, match=r"columns\.scores: no column 'ratngs'"):
+        made(tmp_path, "preferences", "a.jsonl", rows, columns={"scores": "ratngs"})
+    with pytest.raises(ValueError, match=r"columns\.scroes: no field of preferences"):
+        made(tmp_path, "preferences", "a.jsonl", rows, columns={"scroes": "ratings"})
+
+
 def test_ranked_and_scored_answers_become_every_pair_of_different_rank(tmp_path):
     rows, _, _ = made(tmp_path, "preferences", "a.jsonl", [{"prompt": "p", "answers": ["a", "b", "c"]}])
     assert [(r["id"], r["chosen"], r["rejected"]) for r in rows] == [
@@ -103,6 +131,8 @@ def test_every_row_that_is_left_out_is_counted_by_reason_and_said(tmp_path):
         ("rated", [{"prompt": "p", "response": "r", "label": "perhaps"}], "neither true nor false"),
         ("demonstrations", [{"prompt": "p", "chosen": "c", "rejected": "r"}], "no column 'response'"),
         ("rated", [{"prompt": "p", "response": "r"}], "no column 'label'"),
+        ("rated", [{"prompt": "p", "response": "r", "label": 5}], "neither true nor false"),
+        ("preferences", [{"prompt": "p", "answers": [{"text": "a"}, {"text": "b"}]}], "answer is not one text"),
         ("preferences", [{"prompt": "p", "response": "r"}], "wants prompt, chosen, rejected; or chosen, rejected; or prompt, answers"),
     ],
 )

@@ -136,6 +136,13 @@ def test_options_of_a_method_without_a_critic_are_not_in_its_identity():
         ("ipo.label_smoothing=0.1", "not read by the ipo loss"),
         ("rloo.lam=0.9", "not read by estimator rloo"),
         ("rloo.samples_per_prompt=1", "2 or more"),
+        ("rm.from=ppo", "cycle"),
+        ("ppo.reward.rm=0.5", "models.ppo.reward holds 'rm' and no options of its own"),
+        ("ppo.kl_coef.x=1", "holds"),
+        ("ppo.reward=http://me:word@host/,ppo.reward_normalisation=none,ppo.critic_init=policy", "no password in an address"),
+        ("ppo.kl_target=5,ppo.kl_horizon=50", "could reach 0"),
+        ("ppo.kl_target=5,ppo.kl_coef=0", "0 stays 0"),
+        ("data.demos.columns.prompt=question", "not read with source synthetic"),
         ("ppo.filter_groups=true", "filter_groups compares a prompt's samples; give 2 or more"),
         ("ppo.kl_horizon=5", "not read without kl_target"),
         ("ppo.engine_range=1", "engine_range"),
@@ -201,6 +208,17 @@ def test_whatever_computes_on_the_cluster_has_engines_and_trainers_in_its_code_a
         modules = fingerprint.modules(*stage.code)
         assert ("stages.cluster.engine" in modules) == ("stages.cluster.trainer" in modules) == bool(stage.packages), name
         assert not {"stages.config", "stages.plan", "stages.store", "stages.runner", "stages.cluster.head"} & modules.keys()
+
+
+def test_iterations_take_every_prompt_of_a_pass_at_most_once_and_none_twice_in_one():
+    from stages.rollouts import window
+
+    for total, size in ((10, 3), (10, 10), (7, 2), (4096, 384)):
+        windows = [window(total, size, k, seed=1) for k in range(1, 3 * (total // size) + 1)]
+        assert all(len(set(w)) == size for w in windows)
+        a_pass = [i for w in windows[: total // size] for i in w]
+        assert len(set(a_pass)) == len(a_pass)
+        assert windows[0] != windows[total // size]
 
 
 def test_every_stage_is_a_module_with_a_run_function():

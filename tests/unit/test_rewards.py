@@ -137,6 +137,16 @@ def test_a_service_that_fails_for_good_is_named_after_limited_tries(root, servic
     assert len(asked) == times
 
 
+def test_a_secret_is_put_in_for_the_request_and_shown_nowhere(root, service):
+    url, answers, asked = service
+    answers.append((404, {}))
+    with pytest.raises(UserError) as caught:
+        rewards.ask(url + "?key=${MY_KEY}", TEXTS[:1], root=root, secrets={"MY_KEY": "hush"})
+    assert "${MY_KEY}" in str(caught.value) and "hush" not in str(caught.value) and len(asked) == 1
+    with pytest.raises(UserError, match="variable MY_KEY is not set"):
+        rewards.ask(url + "?key=${MY_KEY}", TEXTS[:1], root=root, secrets={})
+
+
 def test_a_service_that_nobody_runs_is_named(root, monkeypatch):
     monkeypatch.setattr(rewards.time, "sleep", lambda seconds: None)
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9/.*refused"):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages import manifest
+
 ROOT = Path(__file__).parents[2]
 NOTHING = "Nothing to be done"
 
@@ -127,6 +129,17 @@ def test_a_clone_goes_on_from_the_remote_with_more_iterations(finished, remotes,
     assert {re.sub(r"-\w+/", "/", path) for path in trained} == {f"ppo/0003/{stage}" for stage in ("rollouts", "experience", "update")}
 
 
+def test_a_damaged_history_is_not_believed(finished, remotes, new_project):
+    clone = clone_of(finished, new_project)
+    remotes["folder"](clone)
+    dvc(clone, "pull")
+    (pointer,) = (clone.folder / "data/checkpoints").glob("ppo-*.evaluation.dvc")
+    oid = next(o["md5"] for o in yaml.safe_load(pointer.read_text())["outs"] if o["path"].endswith(".jsonl"))
+    flip(clone.folder / f".dvc/cache/files/md5/{oid[:2]}/{oid[2:]}", 100)
+    assert NOTHING in clone.run("ppo_final").stderr  # fetched again
+    assert (clone.folder / ".dvc/cache/quarantine" / oid).exists() or (clone.folder / ".dvc/cache/files/quarantine" / oid).exists()
+
+
 def test_a_remote_that_cannot_be_reached_is_named(finished, new_project):
     clone = clone_of(finished, new_project)
     clone.environment |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_MAX_ATTEMPTS": "1"}
@@ -241,3 +254,39 @@ def test_a_frozen_run_is_made_again_elsewhere_with_the_same_keys(project, new_pr
     frozen.write_text(yaml.safe_dump(content))
     done = other.rlhf("rerun", str(frozen), ok=False)
     assert done.returncode == 1 and "the same key, other bytes" in done.stdout
+
+
+def test_gc_spares_what_the_user_tracks_and_a_run_that_is_not_in_place(finished):
+    (finished.folder / "mine.txt").write_text("not to be lost " * 100)
+    dvc(finished, "add", "mine.txt")
+    shutil.rmtree(finished.folder / "results")
+    finished.rlhf("gc", "--yes", "--configfile", str(finished.config))
+    (finished.folder / "mine.txt").unlink()
+    dvc(finished, "checkout", "mine.txt")
+    finished.run("ppo_final")
+    assert finished.expected.items() <= finished.manifests().items()
+    assert "computed" not in {status for path, status in finished.statuses().items() if f"{path}/manifest.json" in finished.expected}
+
+
+def test_a_lost_iteration_after_gc_is_made_again_with_the_optimizer_that_was_trimmed(finished):
+    finished.rlhf("gc", "--yes", "--configfile", str(finished.config))
+    record = json.loads((finished.artifact("ppo-*/0002/update") / "manifest.json").read_text())["key"]
+    (finished.folder / f".dvc/cache/rlhf-runs/{record[:2]}/{record}.json").unlink()
+    shutil.rmtree(finished.artifact("ppo-*/0002/update"))
+    finished.run("ppo_final")
+    assert finished.expected.items() <= finished.manifests().items()
+
+
+def test_weights_exchanged_in_place_are_noticed_though_their_size_is_the_same(finished):
+    victim = finished.artifact("ppo-*/0002/update") / "model/model.safetensors"
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.unlink()  # not the cache's object, only the link to it
+    victim.write_bytes(content)
+    done = finished.run("ppo_final")
+    assert "1 linked from the cache" in done.stderr
+    assert finished.expected.items() <= finished.manifests().items()
+    assert (
+        manifest.hash_file(victim)
+        == json.loads((victim.parents[1] / "manifest.json").read_text())["outputs"]["model/model.safetensors"]["sha256"]
+    )
