@@ -28,12 +28,12 @@ def project(folder: Path) -> Path:
 
 def finish(folder: Path, assignments: str) -> None:
     """Lay out every artifact of `ppo_final`, with its true key, and its report and pointers."""
-    from stages import config_check, configuration, manifest, plan, pointers, report
+    from stages import config_check, configuration, manifest, plan, pointers, report, targets
     from stages.keys import run_key
 
     os.chdir(folder)
     planned = plan.Plan(config_check.load(configuration.merged([], assignments)), folder)
-    target = plan.targets(planned)["ppo"]
+    target = targets.targets(planned)["ppo"]
     made: dict[str, dict] = {}
     for path, node in target.closure.items():
         job, artifact = node.job, folder / path

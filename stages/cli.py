@@ -72,9 +72,9 @@ def explain(
 
     from stages import explain, manifest
     from stages.config_check import nearest
-    from stages.plan import targets
     from stages.resolve import Resolution
     from stages.store import open_store
+    from stages.targets import targets
 
     planned, root = _planned(configfile, set_), Path.cwd()
     if other:

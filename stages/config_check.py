@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from stages import sweeps
-from stages.config import POLICIES, STAGES, Config, Data, Import, Pretrain, Sweep
+from stages.config import Config, Sweep
+from stages.config_data import Data
+from stages.config_models import POLICIES, STAGES, Import, Pretrain
 from stages.errors import UserError
 from stages.sources import is_model, is_service
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from stages import config
+from stages import config, config_data, config_models
 from stages.manifest import write_text
 from stages.plan import canonical
 
@@ -34,18 +34,19 @@ A wrong key, type or reference ends the run before any work, with one line that 
 def readme() -> str:
     """One table per section."""
     parts = [_INTRO, _table("Top level", config.Config)]
-    parts += [_table("data.NAME", config.Data)]
-    for stage, model in config.STAGES.items():
+    parts += [_table("data.NAME", config_data.Data)]
+    for stage, model in config_models.STAGES.items():
         parts.append(_table(f"models.NAME, stage: {stage}", model))
     parts += [_table(f"{name}", section) for name, section in _NESTED]
     return "\n".join(parts)
 
 
 _NESTED = [
-    ("architecture", config.Architecture),
-    ("optimizer (also actor and critic of ppo)", config.Optimizer),
-    ("sampling", config.Sampling),
+    ("architecture", config_models.Architecture),
+    ("optimizer (also actor and critic of ppo)", config_models.Optimizer),
+    ("sampling", config_models.Sampling),
     ("evaluation", config.Evaluation),
+    ("sweeps.NAME", config.Sweep),
     ("hardware", config.Hardware),
     ("hardware.engines", config.Engines),
     ("cluster", config.Cluster),

@@ -11,9 +11,10 @@ from rich.tree import Tree
 
 from stages import lineage, manifest
 from stages.errors import UserError
-from stages.plan import Plan, Target
+from stages.plan import Plan
 from stages.resolve import IN_PLACE, Resolution
 from stages.store import Store
+from stages.targets import Target
 
 RUNS = Path("results/runs")
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from stages import lineage, manifest, pointers
 from stages.keys import packages, run_key
-from stages.plan import STAGES, Node, Plan, Target
+from stages.plan import STAGES, Node, Plan
 from stages.store import Store, open_store
+from stages.targets import Target
 
 IN_PLACE, CACHED, REMOTE, COMPUTE = "in place", "cached", "remote", "compute"
 _OPTIMIZER = "optimizer/"

@@ -28,7 +28,7 @@ class Recipe:
     objective: str
     """`stages.algorithms.objectives.<file>:<class>`."""
     optimizer: dict[str, Any]
-    """Fields of config.Optimizer."""
+    """Fields of config_models.Optimizer."""
     epochs: int
     seed: int
     """Of the order of rows."""

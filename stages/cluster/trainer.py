@@ -19,7 +19,7 @@ from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
 
 _MADE_WITH = ("betas", "eps", "weight_decay", "max_grad_norm")
-"""Fields of config.Optimizer that an engine keeps for good; the learning rate is set at every step."""
+"""Fields of config_models.Optimizer that an engine keeps for good; the learning rate is set at every step."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Held:
     network: Any
     engine: Any = None
     optimizer: dict[str, Any] | None = None
-    """Fields of config.Optimizer that the engine was made with."""
+    """Fields of config_models.Optimizer that the engine was made with."""
 
     def is_of(self, source: Source) -> bool:
         """Whether these are the weights of a source, opened as it asks."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stages.config import Architecture
+from stages.config_models import Architecture
 
 from . import stack
 

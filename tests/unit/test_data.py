@@ -18,11 +18,11 @@ LONGER = [*CHAT, {"role": "user", "content": "and the zip?"}, {"role": "assistan
 
 def made(tmp_path, kind, source, content=None, **options):
     """(rows, facts, what was said) of the data stage on a file with these rows, or on `source` itself."""
-    from stages import config
+    from stages import config_data
 
     if content is not None:
         (tmp_path / source).write_text("".join(json.dumps(row) + "\n" for row in content))
-    section = config.Data(kind=kind, source=source, **options)
+    section = config_data.Data(kind=kind, source=source, **options)
     params = section.model_dump(exclude_defaults=True) | {"kind": kind, "source": source}
     if (tmp_path / source).is_file():
         params["pin"] = plan._pin(tmp_path, "mine", section)

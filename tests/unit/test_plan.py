@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages import config_check, config_docs, fingerprint, plan
+from stages import config_check, config_docs, fingerprint, plan, targets
 from stages.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -91,10 +91,10 @@ def test_a_sweep_is_a_model_for_every_point_and_a_target():
     raw = copy.deepcopy(DEFAULT)
     raw["sweeps"] = {"s": {"model": "ppo", "grid": {"kl_coef": [0.1, 0.2], "actor.learning_rate": [1e-4]}, "seeds": [0, 1]}}
     made = plan.Plan(config_check.load(raw), ROOT)
-    target = plan.targets(made)["s"]
+    target = targets.targets(made)["s"]
     names = {f"s-kl_coef-{c}_learning_rate-0.0001-seed-{s}" for c in (0.1, 0.2) for s in (0, 1)}
     assert names == set(target.job["sweep"]) and len(set(target.job["sweep"].values())) == 2
-    assert not names & set(plan.targets(made)["compare"].job["evaluations"])
+    assert not names & set(targets.targets(made)["compare"].job["evaluations"])
 
 
 @pytest.mark.parametrize(

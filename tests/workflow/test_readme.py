@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages import config_check, configuration, plan
+from stages import config_check, configuration, plan, targets
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -44,12 +44,12 @@ def test_the_configuration_of_ones_own_is_one_that_plans(tmp_path):
 
 @pytest.mark.parametrize("preset", sorted((ROOT / "config/presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_is_one_that_plans(preset):
-    assert plan.targets(plan.Plan(config_check.load(configuration.merged([preset])), ROOT))
+    assert targets.targets(plan.Plan(config_check.load(configuration.merged([preset])), ROOT))
 
 
 @pytest.mark.parametrize("sweep", sorted((ROOT / "config/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sweep_is_one_that_plans(sweep):
-    assert sweep.stem in plan.targets(plan.Plan(config_check.load(configuration.merged([sweep])), ROOT))
+    assert sweep.stem in targets.targets(plan.Plan(config_check.load(configuration.merged([sweep])), ROOT))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

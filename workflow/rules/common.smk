@@ -10,7 +10,7 @@ ROOT = Path(workflow.basedir).parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-from stages import config_check, plan, pointers
+from stages import config_check, plan, pointers, targets
 from stages.errors import UserError
 from stages.resolve import Resolution
 
@@ -37,8 +37,8 @@ def or_end(function, *arguments):
 
 
 PLAN = or_end(lambda: plan.Plan(config_check.load(config), Path.cwd()))
-TARGETS = plan.targets(PLAN)
-JOBS = plan.write_jobs(
+TARGETS = targets.targets(PLAN)
+JOBS = targets.write_jobs(
     PLAN,
     {f"report/{t}": target.job for t, target in TARGETS.items()}
     | {f"track/{p}": {"pointer": p, "artifact": node.path} for p, node in PLAN.pointers.items()},
@@ -55,19 +55,19 @@ def rule_name(target):
 
 def requested():
     """Targets and artifacts that Snakemake is asked for, by rule or by file."""
-    targets, nodes = [], []
+    wanted, nodes = [], []
     by_rule = {rule_name(name): target for name, target in TARGETS.items()}
     for name in map(str, workflow.dag_settings.targets):
         file = os.path.relpath(name) if os.sep in name else name
         if name in by_rule:
-            targets.append(by_rule[name])
+            wanted.append(by_rule[name])
         elif file.startswith("results/report/") and Path(file).stem in TARGETS:
-            targets.append(TARGETS[Path(file).stem])
+            wanted.append(TARGETS[Path(file).stem])
         elif file.startswith(f"{pointers.FOLDER}/") and Path(file).stem in PLAN.pointers:
             nodes.append(PLAN.pointers[Path(file).stem])
         elif os.path.dirname(file) in PLAN.nodes:
             nodes.append(PLAN.nodes[os.path.dirname(file)])
-    return targets, nodes
+    return wanted, nodes
 
 
 @cache
@@ -80,15 +80,15 @@ def resolution():
 
 
 def resolve():
-    targets, nodes = requested()
+    wanted, nodes = requested()
     dry = workflow.executor_plugin is None or workflow.dryrun or workflow.touch
-    found = Resolution(PLAN, targets, Path.cwd(), nodes)
+    found = Resolution(PLAN, wanted, Path.cwd(), nodes)
     for note in found.notes:
         say(f"note: {note}")
     found.settle(dry=dry, say=say)
     if not dry:
         found.catch_up()
-    if targets or nodes:
+    if wanted or nodes:
         say(found.summary())
     workflow.dag.forcefiles |= found.stale() | found.left_behind
     return found
