@@ -51,7 +51,7 @@ def test_every_artifact_opens_with_the_tools_of_the_field(project):
 
 
 def test_dvc_tracks_the_policy_and_its_status_is_clean(project):
-    (pointer,) = (project.folder / "data/checkpoints").glob("ppo-*.dvc")
+    (pointer,) = (project.folder / "data/checkpoints").glob("ppo-*[0-9a-f].dvc")
     assert "run_key" in pointer.read_text()
     done = subprocess.run([sys.executable, "-m", "dvc", "status"], cwd=project.folder, capture_output=True, text=True)
     assert "up to date" in done.stdout, done.stdout + done.stderr
