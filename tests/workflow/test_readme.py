@@ -93,3 +93,15 @@ def test_the_commands_on_caching_and_sharing_do_what_is_said_in_their_order(clus
     for start, words in expected.items():
         (command,) = [c for c in said if c.startswith(start)]
         assert words in said[command], f"{command}\n{said[command][-2000:]}"
+
+    loss = copy / "stages/algorithms/ppo.py"
+    code = loss.read_text()
+    plan_of = lambda: run("snakemake -n --cores all ppo_final")
+    loss.write_text("# a comment\n" + code.replace('"""Losses of proximal', '"""The losses of proximal'))
+    assert "0 to compute" in plan_of()
+    loss.write_text(code.replace("_LARGEST_LOG_RATIO = 20.0", "_LARGEST_LOG_RATIO = 19.0"))
+    edited = plan_of()
+    assert "code changed: stages.algorithms.ppo)" in edited
+    assert not re.findall(r"^Job \d+: (?:data|pretrain|sft|reward model) ", edited, re.MULTILINE)  # what does not use it
+    loss.write_text(code)
+    assert "0 to compute" in plan_of()
