@@ -21,7 +21,7 @@ def run(project, tmp_path):
 
     def run(options, ok=True, target="m_final", **sections):
         path = tmp_path / "more.yaml"
-        path.write_text(yaml.safe_dump({"models": {"m": PPO | options, **sections.pop("models", {})}, **sections}))
+        path.write_text(yaml.safe_dump({"experiment": "tricks", "models": {"m": PPO | options, **sections.pop("models", {})}, **sections}))
         return project.run(target, files=[path], ok=ok)
 
     return run
@@ -130,7 +130,7 @@ def test_a_moving_average_of_the_actor_is_kept_beside_it(project, run):
     for name, found in average.items():
         wanted = 0.75 * (0.75 * start[name] + 0.25 * one[name]) + 0.25 * two[name]
         assert (found - wanted).abs().max() < 1e-5
-    assert (project.folder / "results/runs/default/m-ema/config.json").exists()
+    assert (project.folder / "results/runs/tricks/m-ema/config.json").exists()
 
 
 def test_a_run_that_trains_nothing_says_so_and_fails_when_it_goes_on(project, run):
