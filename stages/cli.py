@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -310,4 +311,9 @@ def main() -> None:
         app()
     except UserError as error:
         print("rlhf: error:", "; ".join(str(error).splitlines()), file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"rlhf: error: {Path.cwd()}: no disk space left; free some and run the same command again", file=sys.stderr)
         raise SystemExit(1) from None

@@ -173,8 +173,12 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
             for role in context.warm_roles:
                 context.cluster.rename(role, _state_id(job["out"], role, made["content"]))
             return {"status": "computed", "seconds": time.perf_counter() - began, "key": key}
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (UserError, Cancelled):
+        raise
+    except Exception as error:
+        # libraries say it in many ways (sqlite: "database or disk is full"); on a full disk, that is what is the matter
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or shutil.disk_usage(root).free < 2**20:
             raise UserError(f"{root / 'results'}: no disk space left; free some and run the same command again") from None
         raise
 

@@ -46,7 +46,7 @@ def test_a_full_disk_is_said_in_a_clear_line_loses_nothing_and_the_run_completes
         said, _ = running.communicate()
         lines = [line for line in said.splitlines() if line.startswith("rlhf: error:")]
         assert running.returncode != 0 and lines, said[-3000:]
-        assert all("disk space" in line for line in lines), lines
+        assert all("disk space" in line for line in lines), "\n".join(lines)
         (small_disk / "filler").unlink()
         assert kept.items() <= project.manifests().items()
         kept = project.manifests()
