@@ -32,7 +32,7 @@ def run(context) -> None:
         values = None
         if params["estimator"] == "gae":
             own = "critic" if params["iteration"] > 1 else "actor"  # before the first update: a reward model, or the policy
-            critic = source(context, "critic", "scorer", role=own, precision=precision, seed=_HEAD_SEED)
+            critic = source(context, "critic", "scorer", role=own, precision=precision)
             _check_critic(context, Path(critic.folder))
             values = cluster.score("critic", critic, rows, select="before")
         by_source = rewards.score(context, rollouts, context.model_folder("actor"), precision)
@@ -76,10 +76,6 @@ def run(context) -> None:
             for i, r in enumerate(rollouts)
         ),
     )  # fmt: skip
-
-
-_HEAD_SEED = 0
-"""Of a critic's new head, where it starts from a policy; the update takes the same."""
 
 
 def _check_critic(context, folder: Path) -> None:

@@ -53,7 +53,7 @@ def run(context) -> None:
         before = context.input("previous") / "optimizer" / f"{role}.safetensors" if "previous" in context.job["inputs"] else None
         done[role] = cluster.train(
             role,
-            source(context, role, "causal" if role == "actor" else "scorer", role=own, precision=params["precision"], seed=0,
+            source(context, role, "causal" if role == "actor" else "scorer", role=own, precision=params["precision"],
                    optimizer=str(before) if before else None),
             Rows.of(sequences, token_fields=fields),
             Recipe(objective, optimizer, params["epochs"], params["seed"] + params["iteration"], options,
