@@ -2,8 +2,9 @@
 
     python benchmarks/compare_trl.py [--only sft dpo ...] [--rounds 2]
 
-Ours is measured as users run it: the workflow, on a warm cluster; a PPO step is a whole iteration, Snakemake included. TRL
-1.16 has no PPO any more, so that is raced against 1.12. TRL is installed into .bench/ (no part of our environment).
+Ours is measured as users run it: the workflow, on a warm cluster; a PPO step is a whole iteration, Snakemake included; once as
+it comes, once with `hardware: {compile: true}`. TRL 1.16 has no PPO any more, so that is raced against 1.12. TRL is installed
+into .bench/ (no part of our environment).
 Results: benchmarks/results/*.json.
 """
 
@@ -69,12 +70,13 @@ def peer(version: str, *arguments: str) -> dict:
 class Ours:
     """A small project; every artifact is computed, never restored: each measurement changes a seed."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, compiled: bool):
+        self.folder, self.compiled = folder, compiled
+        self.environment = os.environ | {"RLHF_STATE_DIR": str(folder) + "-cluster"}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=folder, check=True)
-        (folder / "world.yaml").write_text(WORLD)
+        (folder / "world.yaml").write_text(WORLD.replace("ranks: 1,", f"ranks: 1, compile: {str(compiled).lower()},"))
 
     def run(self, target: str, assignments: str = "") -> float:
         command = [
@@ -83,10 +85,13 @@ class Ours:
             str(self.folder / "world.yaml"), *(["--config", f"set={assignments}"] if assignments else []),
         ]  # fmt: skip
         began = time.perf_counter()
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=self.environment)
         if done.returncode:
             sys.exit(f"ours, {target} failed:\n{done.stdout[-1500:]}{done.stderr[-3000:]}")
         return time.perf_counter() - began
+
+    def close(self) -> None:
+        subprocess.run([sys.executable, "-m", "stages", "cluster", "down"], env=self.environment, check=True, capture_output=True)
 
     def newest(self, pattern: str) -> Path:
         return max((self.folder / "results/store").glob(pattern), key=lambda path: (path / "manifest.json").stat().st_mtime)
@@ -106,10 +111,11 @@ def lines(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-def supervised(ours: Ours, algorithm: str, round_: int) -> tuple[dict, dict]:
-    """(ours, TRL's) step and setup seconds of SFT, reward model, DPO or KTO on the same rows."""
+def supervised(both: list[Ours], algorithm: str, round_: int) -> list[dict]:
+    """Step and setup seconds of SFT, reward model, DPO or KTO on the same rows: ours, ours compiled, TRL's."""
     from stages import tokens
 
+    ours = both[0]
     base = str(ours.newest("base-*" if algorithm == "sft" else "sft-*") / "model")
     tokenizer = tokens._tokenizer(base)
     kind = "demos-*" if algorithm == "sft" else "preferences-*"
@@ -125,17 +131,34 @@ def supervised(ours: Ours, algorithm: str, round_: int) -> tuple[dict, dict]:
             told.append({"prompt": prompt, "chosen": answer(row["chosen"]), "rejected": answer(row["rejected"])})
     data = lines(BENCH / f"{algorithm}.jsonl", told)
     theirs = peer("1.16.0", algorithm, "--model", base, "--data", data, "--batch", str(BATCH), "--steps", str(STEPS))
-    model = {"sft": "sft", "reward": "rm", "dpo": "dpo", "kto": "kto"}[algorithm]
+    return [*(_trained(one, {"reward": "rm"}.get(algorithm, algorithm), round_) for one in both), theirs]
+
+
+def _trained(ours: Ours, model: str, round_: int) -> dict:
     ours.run(f"{model}_final", f"{model}.seed={100 + round_}")
     found = info(ours.newest(f"{model}-*"))
     pace = next(iter(found["pace"].values()))
     setup = found["finished"] - found["started"] - pace["steps"] * pace["median_step_s"]
-    return {"step_s": pace["median_step_s"], "setup_s": setup, "steps": pace["steps"]}, theirs
+    return {"step_s": pace["median_step_s"], "setup_s": setup, "steps": pace["steps"]}
 
 
-def ppo(ours: Ours, size: str, round_: int) -> tuple[dict, dict]:
-    """(ours, TRL's) seconds of a whole PPO step, and of its update alone."""
+def ppo(both: list[Ours], size: str, round_: int) -> list[dict]:
+    """Seconds of a whole PPO step, and of its update alone: ours, ours compiled, TRL's."""
     responses, length = PPO[size]
+    made, (run, *_) = zip(*(_iterated(one, responses, length, round_) for one in both))
+    from stages import arrow
+
+    prompts = [{"input_ids": r["prompt_ids"]} for k in range(1, 7) for r in
+               arrow.read(run / f"{k:04d}/rollouts/rollouts.arrow").to_pylist()]  # fmt: skip
+    theirs = peer(
+        "1.12.0", "ppo", "--model", str(both[0].newest("sft-*") / "model"), "--reward-model", str(both[0].newest("rm-*") / "model"),
+        "--data", lines(BENCH / f"ppo-{size}.jsonl", prompts), "--batch", str(responses), "--steps", "6", "--warmup", "1",
+        "--new-tokens", str(length),
+    )  # fmt: skip
+    return [*made, theirs]
+
+
+def _iterated(ours: Ours, responses: int, length: int, round_: int) -> tuple[dict, Path]:
     options = {
         "iterations": 6, "horizon": 100, "prompts_per_iteration": responses, "sampling.max_tokens": length, "epochs": 4,
         "actor.batch_size": responses, "critic.batch_size": responses, "kl_coef": 0.05, "seed": 100 + round_,
@@ -145,16 +168,9 @@ def ppo(ours: Ours, size: str, round_: int) -> tuple[dict, dict]:
     stages = [[info(run / f"{k:04d}" / s) for s in ("rollouts", "experience", "update")] for k in range(1, 7)]
     whole = [after[2]["finished"] - before[2]["finished"] for before, after in itertools.pairwise(stages)]
     update = [of[2]["phases"]["training"] for of in stages[1:]]
-    from stages import arrow
-
-    prompts = [{"input_ids": r["prompt_ids"]} for k in range(1, 7) for r in
-               arrow.read(run / f"{k:04d}/rollouts/rollouts.arrow").to_pylist()]  # fmt: skip
-    theirs = peer(
-        "1.12.0", "ppo", "--model", str(ours.newest("sft-*") / "model"), "--reward-model", str(ours.newest("rm-*") / "model"), "--data",
-        lines(BENCH / f"ppo-{size}.jsonl", prompts), "--batch", str(responses), "--steps", "6", "--warmup", "1",
-        "--new-tokens", str(length),
-    )  # fmt: skip
-    return {"step_s": statistics.median(whole), "update_s": statistics.median(update)}, theirs
+    phases = {name: statistics.median(sum(s["phases"].get(name, 0.0) for s in of) for of in stages[1:])
+              for name in ("generation", "weight sync", "logits and rewards", "advantages", "training", "writing")}  # fmt: skip
+    return {"step_s": statistics.median(whole), "update_s": statistics.median(update), "phases": phases}, run
 
 
 def main() -> None:
@@ -166,23 +182,39 @@ def main() -> None:
     BENCH.mkdir(exist_ok=True)
     for version in ("1.16.0", "1.12.0"):
         trl(version)
-    ours = Ours(BENCH / "project")
-    for target in ("dpo_final", "kto_final", "ppo_final"):
-        ours.run(target, "ppo.iterations=1")  # makes base, sft and rm, and warms the cluster
+    both = [Ours(BENCH / "project", compiled=False), Ours(BENCH / "project-compiled", compiled=True)]
+    try:
+        for ours, target in itertools.product(both, ("dpo_final", "kto_final", "ppo_final")):
+            ours.run(target, "ppo.iterations=1")  # makes base, sft and rm, and warms the cluster
+        for name in asked.only:
+            race, argument = races[name]
+            _tell(name, [race(both, argument, round_) for round_ in range(asked.rounds)])
+    finally:
+        for ours in both:
+            ours.close()
+
+
+def _tell(name: str, rounds: list[list[dict]]) -> None:
+    """Print and keep the ratios of the best rounds of each side."""
+    keys = ("step_s", "update_s") if name.startswith("ppo") else ("step_s", "setup_s")
+    best = {key: [min(of[side][key] for of in rounds) for side in range(3)] for key in keys}
+    ratios = {key: {"ours": times[2] / times[0], "ours compiled": times[2] / times[1]} for key, times in best.items()}
+    print(f"{name:10}", "  ".join(
+        f"{key.removesuffix('_s')}: ours {best[key][0]:.3f} s, compiled {best[key][1]:.3f} s, TRL {best[key][2]:.3f} s, "
+        f"{ratio['ours']:.2f} and {ratio['ours compiled']:.2f} times" for key, ratio in ratios.items()), flush=True)  # fmt: skip
     results = ROOT / "benchmarks/results"
     results.mkdir(exist_ok=True)
-    for name in asked.only:
-        race, argument = races[name]
-        rounds = [race(ours, argument, round_) for round_ in range(asked.rounds)]
-        best = lambda side, key, rounds=rounds: min(pair[side][key] for pair in rounds)
-        keys = ("step_s", "update_s") if name.startswith("ppo") else ("step_s", "setup_s")
-        ratios = {key: best(1, key) / best(0, key) for key in keys}
-        print(f"{name:10}", "  ".join(f"{key.removesuffix('_s')}: ours {best(0, key):.3f} s, TRL {best(1, key):.3f} s, {ratio:.2f} times"
-                                      for key, ratio in ratios.items()), flush=True)  # fmt: skip
-        (results / f"{name.replace(' ', '-')}.json").write_text(
-            json.dumps({"ratios": ratios, "rounds": rounds, "load": os.getloadavg()[0], "cores": os.cpu_count(),
-                        "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}, indent=1) + "\n"
-        )  # fmt: skip
+    (results / f"{name.replace(' ', '-')}.json").write_text(
+        json.dumps({"ratios": ratios, "rounds": [dict(zip(("ours", "ours compiled", "trl"), of)) for of in rounds],
+                    "load": os.getloadavg()[0], "cores": os.cpu_count(), "processor": _processor(),
+                    "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}, indent=1) + "\n"
+    )  # fmt: skip
+
+
+def _processor() -> str:
+    """What instructions a core has decides how much of a step is matrix products."""
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    return " ".join([platform.machine(), *(flag for flag in ("avx2", "avx512f", "amx_bf16") if flag in flags)])
 
 
 if __name__ == "__main__":

@@ -184,27 +184,28 @@ def gc(
     """Free optimizer states that something continues from, and results that no pointer, no run and no configuration names."""
     from rich.filesize import decimal
 
-    from stages import upkeep
+    from stages import locks, upkeep
     from stages.resolve import Resolution
     from stages.store import open_store
 
     root = Path.cwd()
     store = open_store(str(root))
     planned = _planned(configfile, set_)
-    resolution = Resolution(planned, [], root, planned.nodes.values())
-    found = upkeep.garbage(store, root, {f.key for f in resolution.found.values() if f.key})
-    for key, record in found.results.items():
-        m = record["manifest"]
-        print(f"result {key[:12]}: {m['model']}, {m['stage']}, {decimal(sum(e['size'] for e in m['outputs'].values()))}")
-    if found.trims:
-        print(f"optimizer states of {len(found.trims)} artifacts that a later one continues: {decimal(found.optimizer_bytes)}")
-    if not (found.objects or found.folders or found.results):
-        print("nothing to free: everything is named by a pointer or a run")
-        return
-    print(f"{len(found.objects)} objects, {decimal(found.object_bytes)} in all")
-    if not dry_run and (yes or typer.confirm("Free them?")):
-        upkeep.collect(store, found)
-        print(f"freed {decimal(found.object_bytes)}")
+    with locks.alone(root):
+        resolution = Resolution(planned, [], root, planned.nodes.values())
+        found = upkeep.garbage(store, root, {f.key for f in resolution.found.values() if f.key})
+        for key, record in found.results.items():
+            m = record["manifest"]
+            print(f"result {key[:12]}: {m['model']}, {m['stage']}, {decimal(sum(e['size'] for e in m['outputs'].values()))}")
+        if found.trims:
+            print(f"optimizer states of {len(found.trims)} artifacts that a later one continues: {decimal(found.optimizer_bytes)}")
+        if not (found.objects or found.folders or found.results):
+            print("nothing to free: everything is named by a pointer or a run")
+            return
+        print(f"{len(found.objects)} objects, {decimal(found.object_bytes)} in all")
+        if not dry_run and (yes or typer.confirm("Free them?")):
+            upkeep.collect(store, found)
+            print(f"freed {decimal(found.object_bytes)}")
 
 
 @app.command()

@@ -81,6 +81,9 @@ class Hardware(Section):
     """Keep optimizer state in host memory (ZeRO on GPUs)."""
     micro_batch_tokens: PositiveInt = 1024
     """Most tokens of one forward and backward pass on one rank."""
+    compile: bool = False
+    """Trainers compile the model's blocks with torch.compile (a C++ compiler on CPUs, Triton on GPUs): a training step takes about
+    two thirds of the time, but the first on a machine waits half a minute for it, and the first of every process some seconds."""
     pack_length: NonNegativeInt = 0
     """Sequences are packed into rows of this many tokens; 0 gives each its own row."""
     colocate: list[list[Literal["actor", "critic", "reference", "reward"]]] = [["actor", "critic", "reference", "reward"]]
@@ -92,6 +95,12 @@ class Hardware(Section):
         roles = [role for group in self.colocate for role in group]
         if sorted(roles) != ["actor", "critic", "reference", "reward"]:
             raise ValueError("colocate: name each of actor, critic, reference, reward exactly once")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_blocks(self):
+        if self.compile and self.zero_stage == 3:
+            raise ValueError("compile: zero_stage 3 gathers parameters inside of a block, which cannot be compiled then; take 1 or 2")
         return self
 
 

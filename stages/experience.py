@@ -22,10 +22,13 @@ def run(context) -> None:
     precision, temperature = params["precision"], params["sampling"]["temperature"]
     rollouts = arrow.read(context.input("rollouts") / "rollouts.arrow").to_pylist()
     rows = Rows.of([(r["prompt_ids"], r["response_ids"]) for r in rollouts])
+    probes = manifest.read(context.input("rollouts"))["facts"]["greedy_probe"]
     actor = source(context, "actor", "causal", precision=precision)
     with context.phase("logits and rewards"):
-        trainer = cluster.score("actor", actor, rows, select="before", temperature=temperature)
-        _prove_engine(context, cluster, actor, rollouts, trainer, precision)
+        both = Rows.of([(r["prompt_ids"], r["response_ids"]) for r in (*rollouts, *probes)])
+        found = cluster.score("actor", actor, both, select="before", temperature=temperature, statistic="regret")
+        trainer = [logprobs for logprobs, _ in found[: len(rollouts)]]
+        _prove_engine(context, rollouts, trainer, [regret for _, regret in found[len(rollouts) :]], precision)
         reference = cluster.score(
             "reference", source(context, "reference", "causal", precision=precision), rows, select="before", temperature=temperature
         )
@@ -100,15 +103,13 @@ def _per_source(by_source: dict[str, list[float]]) -> dict[str, float]:
     return found
 
 
-def _prove_engine(context, cluster, actor, rollouts, trainer, precision) -> None:
+def _prove_engine(context, rollouts, trainer, regrets, precision) -> None:
     """The engine sampled from these very weights: its greedy tokens are the trainer's, and its log-probabilities agree."""
     import numpy as np
 
     gaps = np.concatenate([np.abs(np.asarray(r["logprobs"], dtype=np.float32) - t) for r, t in zip(rollouts, trainer)])
     gap = float(gaps.max() if precision == "float32" else np.quantile(gaps, 0.999))  # bfloat16 has outliers among millions
-    probes = manifest.read(context.input("rollouts"))["facts"]["greedy_probe"]
-    greedy = Rows.of([(p["prompt_ids"], p["response_ids"]) for p in probes])
-    regret = max(float(r.max()) for r in cluster.score("actor", actor, greedy, select="before", statistic="regret"))
+    regret = max(float(r.max()) for r in regrets)
     limit = _ENGINE_TOLERANCE[precision]
     if gap > limit or regret > limit:
         raise RuntimeError(

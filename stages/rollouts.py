@@ -16,8 +16,8 @@ _PROBE_TOKENS = 8
 def run(context) -> None:
     params, cluster = context.params, context.cluster
     folder, sampling = context.model_folder("policy"), params["sampling"]
-    table = arrow.read(context.input("prompts") / "data.arrow").to_pylist()
-    chosen = [table[i] for i in window(len(table), params["prompts_per_iteration"], params["iteration"], params["seed"])]
+    table = arrow.read(context.input("prompts") / "data.arrow")
+    chosen = table.take(window(len(table), params["prompts_per_iteration"], params["iteration"], params["seed"])).to_pylist()
     ids = cluster.apply(
         "stages.tokens:prompts", folder=str(folder), asked=[r["turns"] or r["prompt"] for r in chosen], ids=[r["id"] for r in chosen],
         room=sampling["max_tokens"], limit=context.runtime["hardware"]["engines"]["max_model_len"],
@@ -36,15 +36,13 @@ def run(context) -> None:
         with kept.open("a") as file:
             file.write(json.dumps(sorted(new.items())) + "\n")
 
-    results = cluster.generate(
+    made = cluster.generate(
         state_id, folder, precision, [t for _, t, _ in asked], seeds, temperature=sampling["temperature"],
         max_tokens=sampling["max_tokens"], stop=stop, phase="generation", finished=finished, keep=keep,
         asking=lambda n: manifest.write_text(asked_for, str(n)),
+        greedy=ids[:_PROBES], greedy_tokens=min(_PROBE_TOKENS, sampling["max_tokens"]),
     )  # fmt: skip
-    probes = cluster.generate(
-        state_id, folder, precision, ids[:_PROBES], [0] * min(_PROBES, len(ids)), temperature=0.0,
-        max_tokens=min(_PROBE_TOKENS, sampling["max_tokens"]), stop=stop, phase="probe",
-    )  # fmt: skip
+    results, probes = made[: len(asked)], made[len(asked) :]
     policy = manifest.read(context.input("policy"))["content"][:16]
     texts = cluster.apply("stages.tokens:texts", folder=str(folder), responses=[r[0] for r in results])
     context.facts |= {

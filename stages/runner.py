@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import importlib
 import json
@@ -18,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages import fingerprint, manifest, plan
+from stages import fingerprint, locks, manifest, plan
 from stages.errors import UserError
 from stages.keys import run_key
 from stages.store import Store, open_store
@@ -115,7 +114,7 @@ def _state_id(path: str, role: str, content: str) -> str:
 
 def put_in_place(root: Path, job: dict, key: str, store: Store) -> bool:
     """Link a stored result to where the workflow looks; False when it is not whole in the store."""
-    with _lock(root / WORK / "locks" / f"{key}.lock", lambda event: None, threading.Event()):
+    with locks.one_at_a_time(root, key):
         return _put_in_place(root, job, key, store, time.time())
 
 
@@ -142,7 +141,7 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
     key, parts = run_key(job, {name: made["content"] for name, made in inputs.items()})
     work, target = root / WORK / key, root / job["out"]
     try:
-        with _lock(root / WORK / "locks" / f"{key}.lock", emit, cancelled):
+        with locks.shared(root), _one_at_a_time(root, key, emit, cancelled):
             store = open_store(str(root))
             if _put_in_place(root, job, key, store, started):
                 return {"status": "restored", "seconds": time.perf_counter() - began, "key": key}
@@ -231,7 +230,7 @@ def _publish(folder: Path, target: Path, made: dict, info: dict, work: Path) -> 
     target.parent.mkdir(parents=True, exist_ok=True)
     old = work / f"replaced-{os.getpid()}"
     place = hashlib.sha256(str(target).encode()).hexdigest()[:32]
-    with _lock(work.parent / "locks" / f"{place}.lock", lambda event: None, threading.Event()):
+    with locks.one_at_a_time(work.parents[2], place):
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
@@ -239,23 +238,17 @@ def _publish(folder: Path, target: Path, made: dict, info: dict, work: Path) -> 
     shutil.rmtree(work, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _lock(path: Path, emit: Emit, cancelled: threading.Event):
-    """Only one process at a time works on a run key; others wait and then find it in the store."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        said = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not said:
-                    emit({"event": "log", "message": f"waiting: another run is making the same artifact ({path.stem[:8]})"})
-                    said = True
-                if cancelled.wait(0.2):
-                    raise Cancelled() from None
-        yield
+def _one_at_a_time(root: Path, key: str, emit: Emit, cancelled: threading.Event):
+    """The lock of a run key, for which a client waits while it is there."""
+
+    def waiting() -> None:
+        emit({"event": "log", "message": f"waiting: another run is making the same artifact ({key[:8]})"})
+
+    def give_up() -> None:
+        if cancelled.is_set():
+            raise Cancelled()
+
+    return locks.one_at_a_time(root, key, waiting, give_up)
 
 
 _warmed: set[str] = set()

@@ -68,9 +68,10 @@ class Engine(Resident):
         )  # fmt: skip
 
     def generate(
-        self, state_id: str, prompts: list[list[int]], seeds: list[int], *, temperature: float, max_tokens: int, stop: list[int]
+        self, state_id: str, asked: list[tuple[list[int], int, float, int]], *, stop: list[int]
     ) -> list[tuple[list[int], list[float], str]]:
-        """(response ids with their end-of-text, log-probabilities at the temperature, finish reason) for each prompt.
+        """(response ids with their end-of-text, log-probabilities at the temperature, finish reason) for each
+        (prompt ids, seed, temperature, most tokens).
 
         Each prompt has its own seed, so tokens do not depend on batch, order or engine. temperature 0 is greedy.
         Raises RuntimeError when the engine does not hold `state_id`.
@@ -84,9 +85,9 @@ class Engine(Resident):
                 temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, stop_token_ids=stop, ignore_eos=True,
                 detokenize=False,
             )
-            for seed in seeds
+            for _, seed, temperature, max_tokens in asked
         ]  # fmt: skip
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        outputs = self.llm.generate([{"prompt_token_ids": prompt} for prompt, *_ in asked], params, use_tqdm=False)
         found = []
         for output in outputs:
             made = output.outputs[0]

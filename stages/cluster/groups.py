@@ -195,7 +195,7 @@ class Groups:
             self.context.log(f"nothing stays warm: a trainer process died ({error})")
 
     def score(self, role: str, source: Source, rows: Rows, **options) -> list[Any]:
-        """Outputs at the chosen tokens, one float32 array per sequence, in the order of rows."""
+        """Outputs at the chosen tokens, one float32 array per sequence, in the order of rows; (outputs, statistic) where one is asked."""
         shares = self._with_group(role, lambda group: group.ask("score", role, source, ray.put(rows), **options))
         found: list[Any] = [None] * (len(rows) * rows.per_row)
         for indexes, values in shares:
@@ -231,15 +231,19 @@ class Groups:
 
     def generate(self, state_id: str, folder: Path, precision: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *,
                  temperature: float, max_tokens: int, stop: list[int], phase: str, chunk: int = 256,
+                 greedy: Sequence[Sequence[int]] = (), greedy_tokens: int = 0,
                  finished: dict[int, tuple] | None = None, keep: Callable[[dict[int, tuple]], None] | None = None,
                  asking: Callable[[int], None] | None = None):  # fmt: skip
-        """(ids, log-probabilities, finish reason) for each prompt, in order, over all engines.
+        """(ids, log-probabilities, finish reason) for each prompt, in order, over all engines; then for each of `greedy`.
 
+        greedy: prompts to answer with the likeliest tokens, `greedy_tokens` at most, beside the first chunk of the others.
         finished: results by prompt index that a killed run had kept; keep: called with each new chunk's; asking: with the
         number of prompts that will be finished after a chunk, before it is asked.
         An engine that dies is started again, and its unfinished prompts are asked again: seeds make them come out the same.
         """
         context, found = self.context, dict(finished or {})
+        asked = [(list(p), int(seed), temperature, max_tokens) for p, seed in zip(prompts, seeds)]
+        asked += [(list(p), 0, 0.0, greedy_tokens) for p in greedy]
         for attempt in range(_ATTEMPTS):
             engines = self._engines()
             try:
@@ -249,30 +253,25 @@ class Groups:
                     context.info.setdefault("weight_sync", []).append(how)
                     with context.phase("generation"):
                         missing = [i for i in range(len(prompts)) if i not in found]
+                        beside = [i for i in range(len(prompts), len(asked)) if i not in found]
                         began, tokens = time.perf_counter(), 0
-                        for start in range(0, len(missing), chunk * len(engines)):
+                        for start in range(0, max(len(missing), 1), chunk * len(engines)):
                             context.check()
                             part = missing[start : start + chunk * len(engines)]
                             if asking:
-                                asking(len(found) + len(part))
+                                asking(len(prompts) - len(missing) + start + len(part))
+                            part, beside = part + beside, []
                             shares = [part[n :: len(engines)] for n in range(len(engines))]
-                            calls = [
-                                e.generate.remote(
-                                    state_id, [list(prompts[i]) for i in share], [int(seeds[i]) for i in share],
-                                    temperature=temperature, max_tokens=max_tokens, stop=stop,
-                                )
-                                for e, share in zip(engines, shares)
-                            ]  # fmt: skip
+                            calls = [e.generate.remote(state_id, [asked[i] for i in share], stop=stop) for e, share in zip(engines, shares)]
                             new = {i: r for share, results in zip(shares, ray.get(calls)) for i, r in zip(share, results)}
                             found |= new
                             tokens += sum(len(r[0]) for r in new.values())
                             if keep:
-                                keep(new)
-                            context.progress(
-                                phase, len(found), len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began)
-                            )
+                                keep({i: r for i, r in new.items() if i < len(prompts)})
+                            done = sum(i < len(prompts) for i in found)
+                            context.progress(phase, done, len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began))
                 context.info.setdefault("pace", {}).setdefault(phase, {"tokens_per_s": tokens / max(time.perf_counter() - began, 1e-9)})
-                return [found[i] for i in range(len(prompts))]
+                return [found[i] for i in range(len(asked))]
             except ray.exceptions.RayActorError as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise RuntimeError(f"an engine died {_ATTEMPTS} times: {str(error).splitlines()[0]}") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
+import types
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,7 @@ class Network(nn.Module):
             if statistic in ("entropy", "trained entropy"):
                 found_N = entropy(logits_NV, temperature=temperature)
             elif statistic == "regret":
-                found_N = token_logprobs(logits_NV, logits_NV.argmax(dim=-1), temperature=temperature) - logprobs_N
+                found_N = (logits_NV.amax(dim=-1).float() - logits_NV.gather(-1, targets_N[:, None])[:, 0].float()) / temperature
         return logprobs_N, found_N
 
 
@@ -74,6 +76,28 @@ def load(folder: str, kind: str, *, precision: str, seed: int, partition=None) -
     if new_head:
         initialise_head(inner, seed)
     return Network(inner, kind).eval()
+
+
+def compile_blocks(network: Network) -> None:
+    """Compile the blocks that the model repeats: once for all of them, and for all models of this architecture in this process.
+
+    Shapes stay symbolic, so that what a micro-batch gives does not depend on those before it.
+    """
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1  # here, not in helpers that would stay and take memory
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # instead of going on without, with other roundings
+    blocks = [module for module in network.inner.modules() if type(module).__name__ in (network.inner._no_split_modules or ())]
+    if not blocks:
+        raise UserError(f"hardware.compile: {type(network.inner).__name__} does not say what its blocks are; set compile: false")
+    for block in blocks:
+        block.forward = types.MethodType(_compiled(type(block)), block)
+
+
+@functools.cache
+def _compiled(block: type[nn.Module]):
+    return torch.compile(block.forward, dynamic=True)
 
 
 def initialise_head(inner: nn.Module, seed: int) -> None:

@@ -17,6 +17,7 @@ from stages.cluster import saved_state
 from stages.cluster.actors import Resident
 from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
+from stages.errors import UserError
 
 _MADE_WITH = ("betas", "eps", "weight_decay", "max_grad_norm")
 """Fields of config_models.Optimizer that an engine keeps for good; the learning rate is set at every step."""
@@ -38,7 +39,9 @@ class _Held:
         """Whether the engine stands where the source's optimizer state does, and would be made the same now."""
         if not source.optimizer or not self.is_of(source) or self.engine is None or self.engine.optimizer is None:
             return False
-        return _trained(self.engine) and all(self.optimizer[f] == optimizer[f] for f in _MADE_WITH)
+        from stages.cluster import zero
+
+        return zero.trained(self.engine) and all(self.optimizer[f] == optimizer[f] for f in _MADE_WITH)
 
     def __call__(self, *inputs):
         return (self.engine or self.network)(*inputs)
@@ -96,6 +99,17 @@ class TrainerRank(Resident):
         gc.freeze()  # the imported modules: collecting them anew costs 0.3 s each time a model is dropped
         self._joined = address
 
+    def _find_compiler(self) -> None:
+        """Compiled code is kept where only we can write."""
+        import shutil
+
+        from stages.cluster.paths import state_dir
+
+        compiler = os.environ.get("CXX", "g++")
+        if not self.cuda and not shutil.which(compiler):
+            raise UserError(f"hardware.compile: no C++ compiler ({compiler}) on {os.uname().nodename}; install one, or set compile: false")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(state_dir(), "compiled")
+
     @ray.method(concurrency_group="control")
     def joined(self) -> str | None:
         """The rendezvous that this rank is part of."""
@@ -117,6 +131,9 @@ class TrainerRank(Resident):
         partition = zero.partitioned_loading(config)  # kept alive while the weights load
         loaded = network.load(source.folder, source.kind, precision=source.precision, seed=source.seed)
         del partition
+        if self.hardware["compile"]:
+            self._find_compiler()
+            network.compile_blocks(loaded)
         return loaded.to(self.device)
 
     def _frozen(self, role: str, source: Source) -> _Held:
@@ -151,7 +168,7 @@ class TrainerRank(Resident):
         adamw = torch.optim.AdamW(
             [p for p in network.parameters() if p.requires_grad],
             lr=optimizer["learning_rate"], betas=tuple(optimizer["betas"]), eps=optimizer["eps"],
-            weight_decay=optimizer["weight_decay"], foreach=not self.cuda, fused=self.cuda,
+            weight_decay=optimizer["weight_decay"], fused=True,
         )  # fmt: skip
         held = _Held(source, network, zero.make_engine(network, config, adamw), optimizer)
         held.engine.eval()  # dropout stays off
@@ -215,6 +232,7 @@ class TrainerRank(Resident):
         from stages.algorithms import planner
         from stages.algorithms.loss import add_metrics
         from stages.algorithms.schedule import learning_rate_factor
+        from stages.cluster import zero
         from stages.cluster.network import Collator
 
         self._cancel.clear()
@@ -277,10 +295,10 @@ class TrainerRank(Resident):
                     maxima[name] = max(maxima.get(name, float("-inf")), float(value))
             if blend is not None:
                 seen = add_metrics(seen, blend(held, index))
-            held.engine.step()
+            grad_norm = zero.step(held.engine, o["max_grad_norm"])
             due = (index + 1) % recipe.save_every == 0 or time.perf_counter() - saved > 60 * recipe.save_minutes
             means, peaks, cancelled, due = self._reduce(seen, maxima, due)
-            values = {**means, **peaks, "grad_norm": float(held.engine.get_global_grad_norm()), "learning_rate": rate}
+            values = {**means, **peaks, "grad_norm": grad_norm, "learning_rate": rate}
             if not all(np.isfinite(v) for v in (values["loss"], values["grad_norm"])):
                 raise RuntimeError(f"{role}: loss {values['loss']}, gradient norm {values['grad_norm']} at step {index}")
             metrics += [(clock, name, value) for name, value in sorted(values.items())]
@@ -385,7 +403,10 @@ class TrainerRank(Resident):
 
     def score(self, role: str, source: Source, rows: Rows, *, select: str, temperature: float = 1.0,
               statistic: str | None = None):  # fmt: skip
-        """This rank's share of the outputs (or of a statistic) at the chosen tokens: (row indexes, an array per sequence)."""
+        """This rank's share of the outputs at the chosen tokens: (row indexes, an array per sequence).
+
+        statistic: as of Network.forward; arrays are then [2, tokens], outputs and statistic.
+        """
         import numpy as np
         import torch
 
@@ -409,10 +430,10 @@ class TrainerRank(Resident):
                 if not members and self.hardware["zero_stage"] != 3:
                     continue
                 outputs_N, statistic_N = held(*collator.inputs(members or [shortest]), temperature, statistic)
-                outputs_N = statistic_N if statistic else outputs_N
                 if members:
-                    counts = [int(c) for c in rows.chosen_S.reshape(-1, rows.per_row)[members].flatten()]
-                    values += np.split(outputs_N.float().cpu().numpy(), np.cumsum(counts)[:-1])
+                    found = torch.stack([outputs_N.float(), statistic_N.float()]) if statistic else outputs_N.float()
+                    counts = rows.chosen_S.reshape(-1, rows.per_row)[members].flatten()
+                    values += np.split(found.cpu().numpy(), np.cumsum(counts)[:-1], axis=-1)
                     indexes += members
         return indexes, values
 
@@ -435,7 +456,3 @@ class TrainerRank(Resident):
 def _named(reference: str):
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _trained(engine) -> bool:
-    return any(state for state in engine.optimizer.optimizer.state.values())

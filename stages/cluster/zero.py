@@ -11,7 +11,12 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def configuration(*, stage: int, world: int, precision: str, max_grad_norm: float, offload: bool) -> dict:
-    """The DeepSpeed configuration. The trainer itself divides losses and says where steps end."""
+    """The DeepSpeed configuration. The trainer itself divides losses and says where steps end.
+
+    One rank has nobody to share gradients and moments with: it takes stage 0 for 1 and 2, and saves their flat copies.
+    """
+    if world == 1 and stage < 3 and precision == "float32" and not offload:
+        stage = 0
     zero = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
@@ -20,7 +25,7 @@ def configuration(*, stage: int, world: int, precision: str, max_grad_norm: floa
         "gradient_accumulation_steps": 1,
         "train_batch_size": world,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": max_grad_norm,
+        "gradient_clipping": max_grad_norm if stage else 0.0,  # of stage 0: see `step`
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -49,6 +54,29 @@ def make_engine(network: nn.Module, config: dict, optimizer: torch.optim.Optimiz
     if not isinstance(engine, DeepSpeedEngine) or engine.zero_optimization_stage() != config["zero_optimization"]["stage"]:
         raise RuntimeError(f"Accelerate gave {type(engine).__name__}, not the wanted DeepSpeed engine")
     return engine
+
+
+def step(engine, max_grad_norm: float) -> float:
+    """Take the optimizer's step; returns the norm of all gradients before they were clipped. Collective.
+
+    Of one rank alone (stage 0) there is nothing to reduce, and DeepSpeed would not tell the norm: the optimizer is asked itself.
+    """
+    if not _plain(engine):
+        engine.step()
+        return float(engine.get_global_grad_norm())
+    parameters = [p for group in engine.optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)  # as under ZeRO: an expert that saw no token decays all the same
+    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+    engine.optimizer.step()
+    engine.optimizer.zero_grad()
+    return float(norm)
+
+
+def trained(engine) -> bool:
+    """Whether the optimizer has moments: a step was taken, or they were loaded."""
+    return any(state for state in _base(engine).state.values())
 
 
 def discard(engine) -> None:
@@ -91,7 +119,7 @@ def full_optimizer_state(engine, *, keep: bool) -> dict[str, Tensor]:
     found = {}
     for name, parameter in engine.module.inner.named_parameters():
         for moment in _MOMENTS:
-            value = safe_get_full_optimizer_state(parameter, moment)
+            value = _base(engine).state[parameter][moment] if _plain(engine) else safe_get_full_optimizer_state(parameter, moment)
             if keep:
                 found[f"{name}/{moment}"] = value.detach().cpu().clone()
     if keep:
@@ -103,6 +131,11 @@ def full_optimizer_state(engine, *, keep: bool) -> dict[str, Tensor]:
 def load_optimizer_state(engine, state: dict[str, Tensor]) -> None:
     """The inverse of full_optimizer_state, into a new engine on any number of ranks."""
     base, zero = _base(engine), engine.optimizer
+    if _plain(engine):
+        for name, parameter in engine.module.inner.named_parameters():
+            moments = {moment: state[f"{name}/{moment}"].to(parameter, copy=True) for moment in _MOMENTS}
+            base.state[parameter] = {"step": state["step"][0].clone(), **moments}
+        return
     # ZeRO-3 empties the groups of the optimizer between steps
     flats = getattr(zero, "fp32_partitioned_groups_flat", None) or [flat for group in base.param_groups for flat in group["params"]]
     for flat in flats:
@@ -146,8 +179,13 @@ def _set(parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
         safe_set_full_fp32_param(parameter, value)
 
 
+def _plain(engine) -> bool:
+    """Stage 0: DeepSpeed uses the optimizer as it is."""
+    return engine.zero_optimization_stage() == 0
+
+
 def _base(engine) -> torch.optim.Optimizer:
-    return engine.optimizer.optimizer
+    return engine.optimizer if _plain(engine) else engine.optimizer.optimizer
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

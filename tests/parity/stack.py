@@ -27,7 +27,7 @@ OPTIMIZER = {
 }  # fmt: skip
 """Clips every step. With an eps of 1e-8 AdamW turns the rounding of a gradient that is nearly zero into a whole step."""
 HARDWARE = {
-    "ranks": 1, "threads": 1, "zero_stage": 2, "offload_optimizer": False, "micro_batch_tokens": 64, "pack_length": 0,
+    "ranks": 1, "threads": 1, "zero_stage": 2, "offload_optimizer": False, "micro_batch_tokens": 64, "pack_length": 0, "compile": False,
     "colocate": [["actor", "critic", "reference", "reward"]],
     "engines": {"count": 1, "tensor_parallel": 1, "threads": 1, "max_num_seqs": 32, "max_model_len": 256, "kv_cache_mb": 16,
                 "gpu_memory": 0.1, "colocate": True},
@@ -200,11 +200,15 @@ def same_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) ->
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in right)
 
 
-def assert_same_training(left: Trained, right: Trained, *, within: float = 1e-5) -> None:
-    """Parameters, optimizer state, and every metric of every step agree: relatively; means that may cancel, absolutely."""
+def assert_same_training(left: Trained, right: Trained, *, within: float = 1e-5, loss_terms: float = 0.0) -> None:
+    """Parameters, optimizer state, and every metric of every step agree: relatively; means that may cancel, absolutely.
+
+    loss_terms: size of the terms of a loss that cancel in its sum.
+    """
     assert [m[:2] for m in left.metrics] == [m[:2] for m in right.metrics]
     for (step, name, one), (_, _, other) in zip(left.metrics, right.metrics):
-        size = abs(other) if name in ("loss", "grad_norm", "learning_rate") else max(abs(other), 1.0)
+        floor = loss_terms if name == "loss" else 0.0 if name in ("grad_norm", "learning_rate") else 1.0
+        size = max(abs(other), floor)
         assert abs(one - other) <= within * size, f"{name} of step {step}: {one} and {other}"
     assert gap(left.weights, right.weights) < (within, "")
     assert gap(left.optimizer, right.optimizer) < (within, "")

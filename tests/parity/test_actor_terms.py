@@ -115,6 +115,8 @@ def test_importance_weights_scale_a_tokens_gradient(solo, tied, rows, train):
     assert weighted(0.0).metric("grad_norm") == [0.0]
 
 
+TERMS = 0.1
+"""Surrogate, entropy (0.06) and KL, whose sum is three times smaller."""
 ALL = {"entropy_coef": 0.01, "kl_loss_coef": 0.1, "dual_clip": 3.0}
 
 
@@ -127,11 +129,11 @@ def whole(train, solo):
 @pytest.mark.parametrize(("tokens", "pack_length"), [(24, 0), (60, 0), (60, 64)])
 def test_all_terms_together_do_not_depend_on_micro_batches_and_packing(train, solo, whole, tokens, pack_length):
     with solo.hardware(micro_batch_tokens=tokens, pack_length=pack_length):
-        assert_same_training(train(mixed=MIXED, recipe={"mix_coef": 0.3}, **ALL), whole)
+        assert_same_training(train(mixed=MIXED, recipe={"mix_coef": 0.3}, **ALL), whole, loss_terms=TERMS)
 
 
 def test_all_terms_together_do_not_depend_on_ranks(train, pair, whole):
     with pair.hardware(micro_batch_tokens=60):
         made = train(pair, mixed=MIXED, recipe={"mix_coef": 0.3}, **ALL)
-    assert_same_training(made, whole)
+    assert_same_training(made, whole, loss_terms=TERMS)
     assert gap(made.weights, whole.weights)[0] < 1e-5

@@ -35,6 +35,14 @@ def greedy(folder):
     return [answer(prompt) for prompt in PROMPTS]
 
 
+def test_greedy_answers_come_beside_the_sampled_ones_which_they_do_not_change(engine, policies):
+    folder, few = policies["tied"][0], 5
+    for kept in ({}, {i: ([7], [-1.0], "length") for i in range(len(PROMPTS))}):
+        made = generate(engine, folder, finished=kept, chunk=3, greedy=PROMPTS[:few], greedy_tokens=8)
+        assert made[: len(PROMPTS)] == (list(kept.values()) or generate(engine, folder))
+        assert [ids for ids, _, _ in made[len(PROMPTS) :]] == [ids[:8] for ids in greedy(folder)[:few]]
+
+
 @pytest.mark.parametrize("which", ["untied", "tied"])
 def test_greedy_tokens_are_those_of_transformers_after_the_start_and_after_each_reload(engine, policies, which):
     hows = []
@@ -95,7 +103,7 @@ def test_asking_for_weights_that_the_engine_does_not_hold_is_an_error(engine, po
     generate(engine, policies["tied"][0], PROMPTS[:1], SEEDS[:1])
     (actor,) = engine._engines()
     with pytest.raises(RuntimeError, match=r"engine holds policy .*tied-11, not another"):
-        ray.get(actor.generate.remote("another", PROMPTS[:1], SEEDS[:1], temperature=1.0, max_tokens=2, stop=[]))
+        ray.get(actor.generate.remote("another", [(PROMPTS[0], 1, 1.0, 2)], stop=[]))
 
 
 def test_an_engine_whose_reload_failed_holds_nothing(engine, policies, tmp_path):

@@ -56,6 +56,7 @@ def test_more_iterations_extend_the_same_folder():
         "hardware.ranks=1",
         "hardware.zero_stage=3",
         "hardware.micro_batch_tokens=64",
+        "hardware.compile=true",
         "sft.save_every=7",
         "sft.save_minutes=1",
         "cluster.port=5",
@@ -125,6 +126,7 @@ def test_options_of_a_method_without_a_critic_are_not_in_its_identity():
     [
         ("ppo.kl_cof=1", "did you mean 'kl_coef'"),
         ("hardwar.ranks=1", "did you mean 'hardware'"),
+        ("hardware.compile=true,hardware.zero_stage=3", "cannot be compiled"),
         ("ppo.actor.learning_rat=1", "did you mean 'learning_rate'"),
         ("ppo.actor.learning_rate=-1", "greater than 0"),
         ("ppo.kl_coef=fast", "valid number"),

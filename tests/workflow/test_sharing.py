@@ -212,6 +212,20 @@ def test_gc_frees_what_nothing_names_and_the_run_goes_on_afterwards(finished):
     assert {k: v for k, v in finished.manifests().items() if k in finished.expected} == finished.expected
 
 
+def test_gc_waits_for_a_workflow_whose_results_nothing_names_yet(finished):
+    running = subprocess.Popen(
+        finished.command("ppo_final", "--config", "set=ppo.seed=91"), cwd=finished.folder, env=finished.environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in running.stderr:
+        if "Finished jobid" in line:
+            break
+    refused = finished.rlhf("gc", "--yes", "--configfile", str(finished.config), ok=False)
+    assert refused.returncode != 0 and "a workflow is running here" in refused.stderr
+    running.stderr.read()
+    assert running.wait() == 0
+
+
 def test_dvc_diff_shows_a_grown_run_and_dvc_gc_keeps_what_pointers_name(finished, new_project):
     other = new_project()
     git = "git -c user.name=t -c user.email=t@t"

@@ -1,6 +1,7 @@
 """The plan of the configuration, what of it is there already, and what every rule of ours shares."""
 
 import atexit
+import contextlib
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ ROOT = Path(workflow.basedir).parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-from stages import config_check, plan, pointers, targets
+from stages import config_check, locks, plan, pointers, targets
 from stages.errors import UserError
 from stages.resolve import Resolution
 
@@ -70,6 +71,10 @@ def requested():
     return wanted, nodes
 
 
+USING = contextlib.ExitStack()
+"""Held until this process ends: nobody frees what a run has made and nothing names yet."""
+
+
 @cache
 def resolution():
     """What is there, what is linked or fetched now, and what is left to compute.
@@ -82,6 +87,8 @@ def resolution():
 def resolve():
     wanted, nodes = requested()
     dry = workflow.executor_plugin is None or workflow.dryrun or workflow.touch
+    if not dry:
+        USING.enter_context(locks.shared(Path.cwd(), lambda: say("waiting for `rlhf gc`, which frees results here")))
     found = Resolution(PLAN, wanted, Path.cwd(), nodes)
     for note in found.notes:
         say(f"note: {note}")
