@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 from pathlib import Path
@@ -191,7 +192,7 @@ def gc(
     root = Path.cwd()
     store = open_store(str(root))
     planned = _planned(configfile, set_)
-    with locks.alone(root):
+    with contextlib.nullcontext() if dry_run else locks.alone(root):
         resolution = Resolution(planned, [], root, planned.nodes.values())
         found = upkeep.garbage(store, root, {f.key for f in resolution.found.values() if f.key})
         for key, record in found.results.items():

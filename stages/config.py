@@ -76,11 +76,14 @@ class Hardware(Section):
     threads: PositiveInt = 1
     """CPU threads of one trainer rank."""
     zero_stage: Annotated[Literal[1, 2, 3], BeforeValidator(lambda v: int(v) if str(v).isdigit() else v)] = 2
-    """DeepSpeed ZeRO: 1 shards the optimizer, 2 also gradients, 3 also parameters."""
+    """DeepSpeed ZeRO: 1 shards the optimizer, 2 also gradients, 3 also parameters. One rank alone shards nothing under 1 and 2."""
     offload_optimizer: bool = False
     """Keep optimizer state in host memory (ZeRO on GPUs)."""
     micro_batch_tokens: PositiveInt = 1024
     """Most tokens of one forward and backward pass on one rank."""
+    recompute: bool = False
+    """Trainers keep no activations inside of the model's blocks and compute them again in the backward pass (gradient
+    checkpointing): a fraction of the memory for a third more time. Without effect on what comes out."""
     compile: bool = False
     """Trainers compile the model's blocks with torch.compile (a C++ compiler on CPUs, Triton on GPUs): a training step takes about
     two thirds of the time, but the first on a machine waits half a minute for it, and the first of every process some seconds."""

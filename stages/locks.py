@@ -21,21 +21,15 @@ def one_at_a_time(
 ) -> Iterator[None]:
     """Hold the lock of a run key or a place. waiting: called once if another has it; tick: while it does, may raise."""
     with _file(root, name) as file:
-        if not _taken(file, fcntl.LOCK_EX):
-            waiting()
-            while not _taken(file, fcntl.LOCK_EX):
-                tick()
-                time.sleep(_WAIT_S)
+        _take(file, fcntl.LOCK_EX, waiting, tick)
         yield
 
 
 @contextlib.contextmanager
-def shared(root: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def shared(root: Path, waiting: Callable[[], None] = lambda: None, tick: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Be one of those who use the project's results; what they have made and nothing names yet is not garbage."""
     with _file(root, "project") as file:
-        if not _taken(file, fcntl.LOCK_SH):
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_SH)
+        _take(file, fcntl.LOCK_SH, waiting, tick)
         yield
 
 
@@ -44,8 +38,16 @@ def alone(root: Path) -> Iterator[None]:
     """Be the only one. Raises UserError when a workflow or a job of one uses the project."""
     with _file(root, "project") as file:
         if not _taken(file, fcntl.LOCK_EX):
-            raise UserError(f"{root}: a workflow is running here, and what it has made so far is named by nothing; wait for its end")
+            raise UserError(f"{root}: a workflow (or another gc) is running here, and nothing names yet what it makes; wait for its end")
         yield
+
+
+def _take(file: IO, how: int, waiting: Callable[[], None], tick: Callable[[], None]) -> None:
+    if not _taken(file, how):
+        waiting()
+        while not _taken(file, how):
+            tick()
+            time.sleep(_WAIT_S)
 
 
 def _taken(file: IO, how: int) -> bool:

@@ -17,9 +17,10 @@ _SHOWN_PROMPTS = 4
 
 def run(job: dict[str, Any]) -> None:
     """Write a target's report and refresh the common tables; link results/runs/<experiment>/<model>."""
-    rows = [_row(name, Path(path)) | _seconds(job, name) for name, path in job["evaluations"].items()]
+    own = {name: job["evaluations"][name] for name in sorted(job["evaluations"], key=lambda name: name != job["baseline"])}
+    rows = [_row(name, Path(path)) | _seconds(job, name) for name, path in own.items()]
     _link(job)
-    made = {path: manifest.read(Path(path))["content"] for path in job["evaluations"].values()}
+    made = {path: manifest.read(Path(path))["content"] for path in own.values()}
     manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job, "made": made})
     jobs = [json.loads(p.read_text())["job"] for p in sorted(REPORT.glob("*.json")) if p.name != "summary.json"]
     evaluations, models, iterations, seconds = {}, {}, {}, {}
@@ -29,9 +30,11 @@ def run(job: dict[str, Any]) -> None:
         iterations |= other["iterations"]
         seconds |= {n: _seconds(other, n) for n in other["evaluations"]}
     if job["sweep"]:
-        manifest.write_text(REPORT / f"{job['target']}.md", _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, {}))
+        first = {label: name for name, label in reversed(job["sweep"].items())}.values()
+        shown = {name: path for name, path in own.items() if name == job["baseline"] or name in first}
+        manifest.write_text(REPORT / f"{job['target']}.md", _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, shown))
         return
-    manifest.write_text(REPORT / f"{job['target']}.md", _summary(rows, job["baseline"], {}, {}))
+    manifest.write_text(REPORT / f"{job['target']}.md", _summary(rows, job["baseline"], {}, own))
     ordered = sorted(evaluations, key=lambda name: name != job["baseline"])
     rows = [_row(name, Path(evaluations[name])) | seconds[name] for name in ordered]
     manifest.write_json(REPORT / "summary.json", rows)

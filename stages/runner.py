@@ -141,7 +141,7 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
     key, parts = run_key(job, {name: made["content"] for name, made in inputs.items()})
     work, target = root / WORK / key, root / job["out"]
     try:
-        with locks.shared(root), _one_at_a_time(root, key, emit, cancelled):
+        with _locked(root, key, emit, cancelled):
             store = open_store(str(root))
             if _put_in_place(root, job, key, store, started):
                 return {"status": "restored", "seconds": time.perf_counter() - began, "key": key}
@@ -238,17 +238,20 @@ def _publish(folder: Path, target: Path, made: dict, info: dict, work: Path) -> 
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _one_at_a_time(root: Path, key: str, emit: Emit, cancelled: threading.Event):
-    """The lock of a run key, for which a client waits while it is there."""
-
-    def waiting() -> None:
-        emit({"event": "log", "message": f"waiting: another run is making the same artifact ({key[:8]})"})
+@contextlib.contextmanager
+def _locked(root: Path, key: str, emit: Emit, cancelled: threading.Event):
+    """A place among those who use the project, and the lock of a run key; a client waits for them while it is there."""
 
     def give_up() -> None:
         if cancelled.is_set():
             raise Cancelled()
 
-    return locks.one_at_a_time(root, key, waiting, give_up)
+    say = lambda why: lambda: emit({"event": "log", "message": f"waiting: {why}"})
+    with (
+        locks.shared(root, say("`rlhf gc` is freeing results here"), give_up),
+        locks.one_at_a_time(root, key, say(f"another run is making the same artifact ({key[:8]})"), give_up),
+    ):
+        yield
 
 
 _warmed: set[str] = set()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.algorithms.logprobs import entropy, token_logprobs
@@ -81,18 +82,42 @@ def load(folder: str, kind: str, *, precision: str, seed: int, partition=None) -
 def compile_blocks(network: Network) -> None:
     """Compile the blocks that the model repeats: once for all of them, and for all models of this architecture in this process.
 
-    Shapes stay symbolic, so that what a micro-batch gives does not depend on those before it.
+    Every size stays a symbol of its own, so that what a micro-batch gives does not depend on those before it. [V: on CPUs; on
+    GPUs, Inductor splits some sums by the sizes that it saw first.]
     """
     import torch._inductor.config as inductor
+    import torch.fx.experimental._config as shapes
 
     inductor.compile_threads = 1  # here, not in helpers that would stay and take memory
+    inductor.deterministic = True
+    shapes.use_duck_shape = False  # two sizes that happen to be equal are two sizes
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # instead of going on without, with other roundings
-    blocks = [module for module in network.inner.modules() if type(module).__name__ in (network.inner._no_split_modules or ())]
-    if not blocks:
-        raise UserError(f"hardware.compile: {type(network.inner).__name__} does not say what its blocks are; set compile: false")
-    for block in blocks:
+    for block in _blocks(network, "compile"):
         block.forward = types.MethodType(_compiled(type(block)), block)
+
+
+def recompute_blocks(network: Network) -> None:
+    """Keep only what goes into each block, and compute the block again in the backward pass. Chen et al. 2016.
+
+    Done here and not by Transformers, which does it only in training mode, where some models' blocks have dropout.
+    """
+    for block in _blocks(network, "recompute"):
+        block.forward = functools.partial(_recomputed, block.forward)
+
+
+def _recomputed(forward, *args, **kwargs):
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _blocks(network: Network, option: str) -> list[nn.Module]:
+    """The blocks that the model repeats."""
+    found = [module for module in network.inner.modules() if type(module).__name__ in (network.inner._no_split_modules or ())]
+    if not found:
+        raise UserError(f"hardware.{option}: {type(network.inner).__name__} does not say what its blocks are; set {option}: false")
+    return found
 
 
 @functools.cache

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,21 +91,27 @@ class TrainerRank(Resident):
         if torch.distributed.get_world_size() != self.world:
             raise RuntimeError("torch.distributed has another number of ranks than the group")
         import gc
+        import pkgutil
 
-        import stages.cluster.network  # noqa: F401  transformers, so that the first job does not wait for it
+        import stages.cluster.training  # noqa: F401  with transformers: no job waits for it, or gets what is edited from here on
+        from stages.algorithms import objectives
 
+        for module in pkgutil.iter_modules(objectives.__path__):
+            importlib.import_module(f"{objectives.__name__}.{module.name}")
         gc.freeze()  # the imported modules: collecting them anew costs 0.3 s each time a model is dropped
         self._joined = address
 
     def _find_compiler(self) -> None:
         """Compiled code is kept where only we can write."""
         import shutil
+        import sysconfig
 
         from stages.cluster.paths import state_dir
 
-        compiler = os.environ.get("CXX", "g++")
-        if not self.cuda and not shutil.which(compiler):
-            raise UserError(f"hardware.compile: no C++ compiler ({compiler}) on {os.uname().nodename}; install one, or set compile: false")
+        compiler, header = os.environ.get("CXX", "g++"), Path(sysconfig.get_path("include"), "Python.h")
+        for there, what in ((shutil.which(compiler), f"C++ compiler ({compiler})"), (header.exists(), f"{header}")):
+            if not there and not self.cuda:
+                raise UserError(f"hardware.compile: no {what} on {os.uname().nodename}; install it, or set compile: false")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(state_dir(), "compiled")
 
     @ray.method(concurrency_group="control")
@@ -155,6 +159,7 @@ class TrainerRank(Resident):
         import torch
 
         from stages.cluster import zero
+        from stages.cluster.network import recompute_blocks
 
         held = self._models.get(role)
         if not resume and held and held.continues(source, optimizer):
@@ -172,6 +177,8 @@ class TrainerRank(Resident):
         )  # fmt: skip
         held = _Held(source, network, zero.make_engine(network, config, adamw), optimizer)
         held.engine.eval()  # dropout stays off
+        if self.hardware["recompute"]:
+            recompute_blocks(network)
         saved = resume / "optimizer.safetensors" if resume else source.optimizer
         if saved:
             state = zero.read_tensors(Path(saved))
@@ -220,170 +227,20 @@ class TrainerRank(Resident):
         what was trained, until it is an artifact.
         Resumes from recipe.state. The loss of a step is divided once, by the step's own count over all ranks.
         """
+        from stages.cluster.training import Training
+
         with self.working(f"training {role}"):
-            done = self._train(role, source, rows, recipe, companion, mixed)
+            self._cancel.clear()
+            self._progress = {}
+            held = self._trainable(role, source, recipe.optimizer, saved_state.latest(recipe.state))
+            training = Training(held, rows, recipe, rank=self.rank, world=self.world, device=self.device, hardware=self.hardware,
+                                companion=companion, mixed=mixed)  # fmt: skip
+            done = training.run(cancelled=self._cancel.is_set, progress=self._report)
             self.rename(role, token or f"{source.state_id}+")
             return done
 
-    def _train(self, role: str, source: Source, rows: Rows, recipe: Recipe, companion: Rows | None, mixed: Rows | None) -> dict[str, Any]:
-        import numpy as np
-        import torch
-
-        from stages.algorithms import planner
-        from stages.algorithms.loss import add_metrics
-        from stages.algorithms.schedule import learning_rate_factor
-        from stages.cluster import zero
-        from stages.cluster.network import Collator
-
-        self._cancel.clear()
-        self._progress = {}
-        o = recipe.optimizer
-        resume = saved_state.latest(recipe.state)
-        held = self._trainable(role, source, o, resume)
-        objective = _named(recipe.objective)(**recipe.options)
-        collate = lambda these: Collator(
-            these, select=objective.select, pack_length=self.hardware["pack_length"],
-            pad_id=held.network.config.pad_token_id or 0, device=self.device,
-        )  # fmt: skip
-        collator = collate(rows)
-        beside = collate(companion) if companion is not None else None
-        lengths = rows.row_tokens_B.tolist()
-        steps = [
-            step
-            for epoch in range(recipe.epochs)
-            for step in planner.plan_steps(
-                lengths, planner.epoch_order(len(rows), seed=recipe.seed, epoch=epoch), rows_per_step=o["batch_size"],
-                ranks=self.world, tokens_per_micro_batch=max(self.hardware["micro_batch_tokens"], max(lengths)),
-            )
-        ]  # fmt: skip
-        blend = self._blend(mixed, recipe, len(steps), collate) if mixed is not None else None
-        chosen_B = rows.chosen_S.reshape(-1, rows.per_row).sum(axis=1)
-        shortest = int(np.argmin(rows.row_tokens_B))
-        total = recipe.total_steps or len(steps)
-        done = json.loads((resume / "progress.json").read_text()) if resume else {"step": 0, "metrics": []}
-        metrics = [tuple(m) for m in done["metrics"]]
-        began, tokens, cancelled = time.perf_counter(), 0, False
-        saved, times = began, []
-        for index in range(done["step"], len(steps)):
-            step, clock, at = steps[index], recipe.first_step + index, time.perf_counter()
-            rate = o["learning_rate"] * learning_rate_factor(
-                clock, kind=o["schedule"], warmup_steps=min(round(o["warmup"] * total), total - 1),
-                **({} if o["schedule"] == "constant" else {"total_steps": total, "floor": o["floor"]}),
-            )  # fmt: skip
-            rate = 0.0 if clock < recipe.frozen_steps else rate
-            for group in held.engine.optimizer.param_groups:
-                group["lr"] = rate
-            count = float(chosen_B[step.rows].sum()) if objective.unit == "token" else float(len(step.rows))
-            seen, maxima = {"loss": (torch.zeros((), dtype=torch.float64), torch.tensor(count / self.world, dtype=torch.float64))}, {}
-            if beside is not None:
-                objective.use_statistic(*self._statistic(held, objective, beside, step.micro_batches[self.rank], shortest))
-            for members in step.micro_batches[self.rank]:
-                filler = not members
-                members = members or [shortest]
-                ids, positions, select, targets = collator.inputs(members)
-                outputs_N, entropy_N = held(ids, positions, select, targets, objective.temperature, objective.statistic_of_logits)
-                loss = objective.loss(
-                    collator.padded(outputs_N, members),
-                    None if entropy_N is None else collator.padded(entropy_N, members),
-                    collator.micro_batch(members, filler=filler),
-                )
-                held.engine.backward(
-                    planner.deepspeed_scale(loss.sum, global_count=count, ranks=self.world, accumulation=1), scale_wrt_gas=False
-                )
-                seen = add_metrics(seen, {"loss": (loss.sum.detach().double().cpu(), torch.zeros((), dtype=torch.float64)), **loss.metrics})
-                for name, value in loss.maxima.items():
-                    maxima[name] = max(maxima.get(name, float("-inf")), float(value))
-            if blend is not None:
-                seen = add_metrics(seen, blend(held, index))
-            grad_norm = zero.step(held.engine, o["max_grad_norm"])
-            due = (index + 1) % recipe.save_every == 0 or time.perf_counter() - saved > 60 * recipe.save_minutes
-            means, peaks, cancelled, due = self._reduce(seen, maxima, due)
-            values = {**means, **peaks, "grad_norm": grad_norm, "learning_rate": rate}
-            if not all(np.isfinite(v) for v in (values["loss"], values["grad_norm"])):
-                raise RuntimeError(f"{role}: loss {values['loss']}, gradient norm {values['grad_norm']} at step {index}")
-            metrics += [(clock, name, value) for name, value in sorted(values.items())]
-            tokens += int(rows.row_tokens_B[step.rows].sum())
-            times.append(time.perf_counter() - at)
-            self._progress = {
-                "done": index + 1, "total": len(steps), "tokens_per_s": tokens / (time.perf_counter() - began),
-                "metrics": {"loss": values["loss"]},
-            }  # fmt: skip
-            stopped = recipe.stop_above is not None and values.get(recipe.stop_above[0], 0.0) > recipe.stop_above[1]
-            last = stopped or index + 1 == len(steps)
-            if recipe.state and self.rank == 0:
-                saved_state.mark(recipe.state, index + 1)
-            if recipe.state and not last and (cancelled or due):
-                saved = time.perf_counter()
-                saved_state.save(held.engine, Path(recipe.state), {"step": index + 1, "metrics": metrics}, precision=held.source.precision)
-            if last or cancelled:
-                break
-        pace = {"steps": len(times), "median_step_s": float(np.median(times or [0.0])), "tokens_per_s": tokens / max(sum(times), 1e-9)}
-        return {"metrics": metrics, "steps": len(steps), "cancelled": cancelled and not last, "pace": pace}
-
-    def _blend(self, mixed: Rows, recipe: Recipe, count: int, collate):
-        """A function that adds the gradient of mix_coef * mean NLL of step `index`'s mixed-in rows; returns its metrics.
-
-        Rows follow each other through reshuffled passes, on the clock of the whole run; Ouyang et al. 2022, eq. 2.
-        """
-        import numpy as np
-        import torch
-
-        from stages.algorithms import planner
-        from stages.algorithms.objectives.sft import Likelihood
-
-        size, lengths = min(recipe.optimizer["batch_size"], len(mixed)), mixed.row_tokens_B.tolist()
-        likelihood, collator, shortest = Likelihood(), collate(mixed), int(np.argmin(mixed.row_tokens_B))
-        chosen_B = mixed.chosen_S
-
-        def add(held: _Held, index: int) -> dict:
-            first = (recipe.first_step + index) * size
-            order: list[int] = []
-            while len(order) < size:
-                epoch, offset = divmod(first + len(order), len(mixed))
-                order += planner.epoch_order(len(mixed), seed=recipe.mix_seed, epoch=epoch)[offset : offset + size - len(order)]
-            (step,) = planner.plan_steps(
-                lengths, order, rows_per_step=size, ranks=self.world,
-                tokens_per_micro_batch=max(self.hardware["micro_batch_tokens"], max(lengths)),
-            )  # fmt: skip
-            tokens, seen = float(chosen_B[step.rows].sum()), torch.zeros((), dtype=torch.float64)
-            for members in step.micro_batches[self.rank]:
-                filler, members = not members, members or [shortest]
-                outputs_N, _ = held(*collator.inputs(members), 1.0, None)
-                loss = likelihood.loss(collator.padded(outputs_N, members), None, collator.micro_batch(members, filler=filler))
-                scaled = planner.deepspeed_scale(loss.sum * recipe.mix_coef, global_count=tokens, ranks=self.world, accumulation=1)
-                held.engine.backward(scaled, scale_wrt_gas=False)
-                seen += loss.sum.detach().double().cpu()
-            return {"ptx_loss": (seen, torch.tensor(tokens / self.world, dtype=torch.float64))}
-
-        return add
-
-    def _statistic(self, held: _Held, objective, beside, micro_batches: list[list[int]], shortest: int) -> list[float]:
-        """Sum and count over all micro-batches and ranks of a step."""
-        import torch
-
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        with torch.no_grad():
-            for members in micro_batches:
-                batch = beside.micro_batch(members or [shortest], filler=not members)
-                outputs_N, _ = held(*beside.inputs(members or [shortest]), objective.temperature, None)
-                total += torch.stack(objective.statistic(beside.padded(outputs_N, members or [shortest]), batch)).to(total)
-        torch.distributed.all_reduce(total)
-        return total.tolist()
-
-    def _reduce(self, seen: dict, maxima: dict[str, float], due: bool) -> tuple[dict[str, float], dict[str, float], bool, bool]:
-        """Metrics over all ranks, divided once; whether any rank was told to stop; whether any is due to save."""
-        import torch
-
-        names, peaks = sorted(seen), sorted(maxima)
-        flat = torch.tensor(
-            [float(x) for n in names for x in seen[n]] + [float(due), float(self._cancel.is_set())], dtype=torch.float64, device=self.device
-        )
-        torch.distributed.all_reduce(flat)
-        top = torch.tensor([maxima[n] for n in peaks] or [0.0], dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
-        flat, top = flat.tolist(), top.tolist()
-        means = {n: flat[2 * i] / flat[2 * i + 1] for i, n in enumerate(names) if flat[2 * i + 1]}
-        return means, dict(zip(peaks, top)), flat[-1] > 0, flat[-2] > 0
+    def _report(self, progress: dict[str, Any]) -> None:
+        self._progress = progress
 
     def save(self, role: str, folder: str, tokenizer_from: str, optimizer: str | None = None) -> None:
         """Write a role's weights as a Hugging Face folder (rank 0), and its optimizer state into a file if one is named."""
@@ -439,7 +296,9 @@ class TrainerRank(Resident):
 
     def apply(self, function: str, **arguments):
         """Call `stages.module:function` here, where torch and transformers are loaded."""
-        return _named(function)(**arguments)
+        from stages.cluster.training import named
+
+        return named(function)(**arguments)
 
     # -- answered while busy --------------------------------------------------------------------------------------
 
@@ -451,8 +310,3 @@ class TrainerRank(Resident):
     def cancel(self) -> None:
         """Stop at the end of the current step, with its state saved."""
         self._cancel.set()
-
-
-def _named(reference: str):
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)

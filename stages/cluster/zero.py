@@ -134,13 +134,13 @@ def load_optimizer_state(engine, state: dict[str, Tensor]) -> None:
     if _plain(engine):
         for name, parameter in engine.module.inner.named_parameters():
             moments = {moment: state[f"{name}/{moment}"].to(parameter, copy=True) for moment in _MOMENTS}
-            base.state[parameter] = {"step": state["step"][0].clone(), **moments}
+            base.state[parameter] = {"step": state["step"][0].to(parameter.device, copy=True), **moments}
         return
     # ZeRO-3 empties the groups of the optimizer between steps
     flats = getattr(zero, "fp32_partitioned_groups_flat", None) or [flat for group in base.param_groups for flat in group["params"]]
     for flat in flats:
         base.state[flat] = {
-            "step": state["step"][0].clone(),
+            "step": state["step"][0].to(flat.device, copy=True),
             **{moment: torch.zeros_like(flat, memory_format=torch.preserve_format) for moment in _MOMENTS},
         }
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):

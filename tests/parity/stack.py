@@ -27,7 +27,8 @@ OPTIMIZER = {
 }  # fmt: skip
 """Clips every step. With an eps of 1e-8 AdamW turns the rounding of a gradient that is nearly zero into a whole step."""
 HARDWARE = {
-    "ranks": 1, "threads": 1, "zero_stage": 2, "offload_optimizer": False, "micro_batch_tokens": 64, "pack_length": 0, "compile": False,
+    "ranks": 1, "threads": 1, "zero_stage": 2, "offload_optimizer": False, "micro_batch_tokens": 64, "pack_length": 0,
+    "compile": False, "recompute": False,
     "colocate": [["actor", "critic", "reference", "reward"]],
     "engines": {"count": 1, "tensor_parallel": 1, "threads": 1, "max_num_seqs": 32, "max_model_len": 256, "kv_cache_mb": 16,
                 "gpu_memory": 0.1, "colocate": True},

@@ -126,13 +126,13 @@ def test_the_state_of_a_cancelled_training_is_one_folder_and_nothing_half_writte
 def _slow(rank, seconds):
     import time
 
-    reduce = type(rank)._reduce
+    report = type(rank)._report
 
-    def slow(*args):
+    def slow(progress):
         time.sleep(seconds)
-        return reduce(rank, *args)
+        report(rank, progress)
 
-    rank._reduce = slow
+    rank._report = slow
 
 
 def _pid(rank):

@@ -36,7 +36,7 @@ def test_many_use_the_results_and_nobody_frees_them_meanwhile(tmp_path):
     with (
         locks.shared(tmp_path),
         locks.shared(tmp_path),
-        pytest.raises(UserError, match="a workflow is running here"),
+        pytest.raises(UserError, match="is running here"),
         locks.alone(tmp_path),
     ):
         pass

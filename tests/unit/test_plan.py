@@ -57,6 +57,7 @@ def test_more_iterations_extend_the_same_folder():
         "hardware.zero_stage=3",
         "hardware.micro_batch_tokens=64",
         "hardware.compile=true",
+        "hardware.recompute=true",
         "sft.save_every=7",
         "sft.save_minutes=1",
         "cluster.port=5",

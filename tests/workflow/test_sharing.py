@@ -191,7 +191,8 @@ def test_a_sweep_computes_what_its_points_share_once(finished):
     assert rollouts == ["restored"] * 4  # the first rollouts come from sft at every point
     links = {p.name for p in (finished.folder / "results/runs/kl_coef").iterdir()}
     assert {"kl_coef-0.0", "kl_coef-0.02", "kl_coef-0.06", "kl_coef-0.2"} <= links
-    assert "kl_coef-0.06" in (finished.folder / "results/report/kl_coef.md").read_text()
+    report = (finished.folder / "results/report/kl_coef.md").read_text()
+    assert all(report.count(f"\n- kl_coef-{value} (") == 4 for value in ("0.0", "0.02", "0.06", "0.2"))  # answers to four prompts
     assert NOTHING in finished.run("kl_coef", files=[sweep]).stderr
 
 
@@ -221,7 +222,7 @@ def test_gc_waits_for_a_workflow_whose_results_nothing_names_yet(finished):
         if "Finished jobid" in line:
             break
     refused = finished.rlhf("gc", "--yes", "--configfile", str(finished.config), ok=False)
-    assert refused.returncode != 0 and "a workflow is running here" in refused.stderr
+    assert refused.returncode != 0 and "is running here" in refused.stderr
     running.stderr.read()
     assert running.wait() == 0
 
