@@ -51,13 +51,13 @@ def test_an_adaptive_coefficient_moves_by_the_kl_seen_and_is_part_of_the_experie
 
 def test_a_huge_kl_coefficient_pins_the_policy_to_its_reference(project, run):
     def kl(coefficient):
-        run({"kl_coef": coefficient, "iterations": 4, "actor": {"batch_size": 16, "learning_rate": 3e-3}, "whiten_advantages": False})
-        means = facts(project, "m-*/0004/experience")["means"]
-        shutil.rmtree(project.artifact("m-*/0004").parent)
-        return means["kl"]
+        run({"kl_coef": coefficient, "iterations": 6, "horizon": 12})
+        found = facts(project, "m-*/0006/experience")["means"]["kl"]
+        shutil.rmtree(project.artifact("m-*/0006").parent)
+        return found
 
     free, held = kl(0.0), kl(100.0)
-    assert abs(held) < 0.1 * free
+    assert abs(held) < 0.25 * free, (held, free)
 
 
 def test_running_normalisation_goes_on_from_the_iteration_before(project, run):
