@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,6 @@ from stages import manifest
 from stages.errors import UserError
 
 _LOCK = threading.Lock()
-HASHING = min(8, os.cpu_count() or 1)
-"""Threads that hash; hashing releases the interpreter."""
 
 
 class Store:
@@ -144,9 +140,8 @@ class Store:
         for name, oid in record["files"].items():
             _link(self.path(oid), folder / name)
         expected = record["manifest"]["outputs"]
-        with ThreadPoolExecutor(HASHING) as pool:
-            right = pool.map(lambda name: manifest.hash_file(folder / name) == expected[name]["sha256"], record["files"])
-            damaged = {record["files"][name] for name, same in zip(record["files"], right) if not same}
+        found = zip(record["files"], manifest.hash_files(folder / name for name in record["files"]))
+        damaged = {record["files"][name] for name, digest in found if digest != expected[name]["sha256"]}
         if damaged:
             shutil.rmtree(folder)
             for oid in sorted(damaged):

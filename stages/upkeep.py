@@ -11,7 +11,7 @@ from typing import Any
 
 from stages import manifest, pointers
 from stages.errors import UserError
-from stages.store import HASHING, Store
+from stages.store import Store
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """Shows progress over an iterable: (items, what, how many)."""
@@ -25,7 +25,7 @@ def verify(store: Store, root: Path, track: Track) -> list[str]:
     """
     faults = []
     objects = store.objects()
-    with ThreadPoolExecutor(HASHING) as pool:
+    with ThreadPoolExecutor(manifest.HASHING) as pool:
         right = pool.map(lambda o: manifest.hash_file(store.path(o), "md5") == o.removesuffix(".dir"), objects)
         damaged = {oid for oid, same in zip(objects, track(right, "objects", len(objects))) if not same}
         for oid in sorted(damaged):
