@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from stages.cluster.placement import release
 from stages.cluster.processes import memory_mb
 from stages.errors import UserError
 
@@ -188,4 +189,5 @@ def kill_residents(code_id: str) -> int:
             with contextlib.suppress(ValueError):
                 ray.kill(ray.get_actor(row["name"]))
                 ended += 1
+    release(code_id)
     return ended

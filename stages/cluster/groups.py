@@ -52,17 +52,18 @@ class TrainerGroup:
         h, self.before = runtime["hardware"], before
         self.code_id, self.hardware, self.roles = runtime["code_id"], h, roles
         self.name = f"trainer-{index}"
-        self.names = [f"{self.name}.{rank}-{_settings(h)}" for rank in range(h["ranks"])]
+        self.every = [[f"trainer-{i}.{rank}-{_settings(h)}" for rank in range(h["ranks"])] for i in range(len(h["colocate"]))]
+        self.names = self.every[index]
         self.ranks: list[Any] = []
 
     def start(self) -> TrainerGroup:
         """The group, found alive and joined, or made anew. Raises GroupDied when some of its ranks are gone."""
         h, environment = self.hardware, _environment(self.hardware["threads"])
         with _MAKING:
-            _remove_others(self.name, self.names, self.code_id)
+            _remove_others("trainer-", [name for names in self.every for name in names], self.code_id)
             self.ranks = [
                 get_or_create(
-                    name, TrainerRank, code_id=self.code_id, env=environment, options=placement(h, rank), before=self.before,
+                    name, TrainerRank, code_id=self.code_id, env=environment, options=placement(h, rank, self.code_id), before=self.before,
                     kwargs={"name": self.name, "code_id": self.code_id, "rank": rank, "world": h["ranks"], "hardware": h,
                             "environment": environment},
                 )
@@ -216,13 +217,15 @@ class Groups:
         }  # fmt: skip
         if not gpus():
             environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling the sampler for a CPU costs 18 s once and gains nothing
+        else:
+            environment["TRITON_F32_DEFAULT"] = "ieee"  # with TF32 in attention, float32 log-probabilities are off by 4e-3
         code_id = self.runtime["code_id"]
         names = [f"engine-{index}-{_settings(e)}" for index in range(e["count"])]
         with _MAKING:
             _remove_others("engine", names, code_id)
             return [
                 get_or_create(
-                    name, Engine, code_id=code_id, env=environment, options=placement(h, index, engine=True),
+                    name, Engine, code_id=code_id, env=environment, options=placement(h, index, code_id, engine=True),
                     before=self.context.check_code,
                     kwargs={"name": f"engine-{index}", "code_id": code_id, "settings": e, "environment": environment},
                 )
@@ -272,11 +275,13 @@ class Groups:
                             context.progress(phase, done, len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began))
                 context.info.setdefault("pace", {}).setdefault(phase, {"tokens_per_s": tokens / max(time.perf_counter() - began, 1e-9)})
                 return [found[i] for i in range(len(asked))]
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                _end(engines)
                 if attempt + 1 == _ATTEMPTS:
                     raise RuntimeError(f"an engine died {_ATTEMPTS} times: {str(error).splitlines()[0]}") from None
                 context.log("an engine died; it starts again and the unfinished prompts are asked again")
             except ray.exceptions.RayTaskError as error:
+                _end(engines)  # after an error on a GPU it would answer nothing but errors
                 raise _plain(error) from None
 
     def warm_up(self) -> None:
@@ -295,6 +300,11 @@ def source(
 ) -> Source:
     """The weights of an input artifact."""
     return Source(context.state_id(name, role), str(context.model_folder(name, role)), kind, precision, seed, optimizer)
+
+
+def _end(actors: list[Any]) -> None:
+    for actor in actors:
+        ray.kill(actor)
 
 
 def _any_died(calls: list[Any]) -> str:

@@ -21,6 +21,7 @@ from stages.cluster.rows import Rows
 from stages.errors import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_ROWS_AT_A_TIME = 2048
 _UNREADABLE = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -46,13 +47,21 @@ class Network(nn.Module):
         if self.kind == "scorer":
             return self.inner.score(hidden_ND).squeeze(-1).float(), None
         logits_NV = self.inner.get_output_embeddings()(hidden_ND)
-        logprobs_N, found_N = token_logprobs(logits_NV, targets_N, temperature=temperature), None
+        found_N = None
+        logprobs_N = _in_parts(lambda logits, targets: token_logprobs(logits, targets, temperature=temperature), logits_NV, targets_N)
         with torch.set_grad_enabled(statistic == "trained entropy" and torch.is_grad_enabled()):
             if statistic in ("entropy", "trained entropy"):
-                found_N = entropy(logits_NV, temperature=temperature)
+                found_N = _in_parts(lambda logits: entropy(logits, temperature=temperature), logits_NV)
             elif statistic == "regret":
                 found_N = (logits_NV.amax(dim=-1).float() - logits_NV.gather(-1, targets_N[:, None])[:, 0].float()) / temperature
         return logprobs_N, found_N
+
+
+def _in_parts(function, *tensors: Tensor) -> Tensor:
+    """function over rows, some at a time where no gradient keeps the float32 copies of logits that it makes."""
+    if torch.is_grad_enabled():
+        return function(*tensors)
+    return torch.cat([function(*part) for part in zip(*(tensor.split(_ROWS_AT_A_TIME) for tensor in tensors))])
 
 
 def load(folder: str, kind: str, *, precision: str, seed: int, partition=None) -> Network:

@@ -82,12 +82,16 @@ class TrainerRank(Resident):
         if not self.cuda:
             os.environ["DS_ACCELERATOR"] = "cpu"
         self.device = torch.device("cuda", 0) if self.cuda else torch.device("cpu")
+        if self.cuda:
+            self._share_gpu()
         import logging
 
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", timeout=timedelta(minutes=10))
+        deepspeed.init_distributed(
+            dist_backend="nccl" if self.cuda else "gloo", timeout=timedelta(hours=1)
+        )  # others wait while rank 0 writes a state
         if torch.distributed.get_world_size() != self.world:
             raise RuntimeError("torch.distributed has another number of ranks than the group")
         import gc
@@ -101,6 +105,24 @@ class TrainerRank(Resident):
         gc.freeze()  # the imported modules: collecting them anew costs 0.3 s each time a model is dropped
         self._joined = address
 
+    def _share_gpu(self) -> None:
+        """Leave an engine its part of the memory, and let the same work give the same bytes as far as the GPU's libraries can."""
+        import torch
+
+        engines = self.hardware["engines"]
+        if engines["colocate"]:
+            torch.cuda.set_per_process_memory_fraction((0.95 - engines["gpu_memory"]) / len(self.hardware["colocate"]))
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+    def _give_back(self) -> None:
+        """What the allocator keeps of the GPU's memory, to the engine that shares it."""
+        if self.cuda:
+            import torch
+
+            torch.cuda.empty_cache()
+
     def _find_compiler(self) -> None:
         """Compiled code is kept where only we can write."""
         import shutil
@@ -108,9 +130,10 @@ class TrainerRank(Resident):
 
         from stages.cluster.paths import state_dir
 
-        compiler, header = os.environ.get("CXX", "g++"), Path(sysconfig.get_path("include"), "Python.h")
-        for there, what in ((shutil.which(compiler), f"C++ compiler ({compiler})"), (header.exists(), f"{header}")):
-            if not there and not self.cuda:
+        compiler = os.environ.get("CC", "gcc") if self.cuda else os.environ.get("CXX", "g++")
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        for there, what in ((shutil.which(compiler), f"compiler ({compiler})"), (header.exists(), f"{header}")):
+            if not there:
                 raise UserError(f"hardware.compile: no {what} on {os.uname().nodename}; install it, or set compile: false")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(state_dir(), "compiled")
 
@@ -205,6 +228,7 @@ class TrainerRank(Resident):
             import gc
 
             gc.collect()
+            self._give_back()
 
     def rename(self, role: str, state_id: str, expected: str | None = None) -> None:
         """The weights held for a role have become an artifact's, if they still are those that were `expected`."""
@@ -236,6 +260,7 @@ class TrainerRank(Resident):
             training = Training(held, rows, recipe, rank=self.rank, world=self.world, device=self.device, hardware=self.hardware,
                                 companion=companion, mixed=mixed)  # fmt: skip
             done = training.run(cancelled=self._cancel.is_set, progress=self._report)
+            self._give_back()
             self.rename(role, token or f"{source.state_id}+")
             return done
 
@@ -257,6 +282,7 @@ class TrainerRank(Resident):
             if optimizer:
                 Path(optimizer).parent.mkdir(parents=True, exist_ok=True)
                 zero.write_tensors(Path(optimizer), state)
+        self._give_back()
 
     def score(self, role: str, source: Source, rows: Rows, *, select: str, temperature: float = 1.0,
               statistic: str | None = None):  # fmt: skip
@@ -292,6 +318,7 @@ class TrainerRank(Resident):
                     counts = rows.chosen_S.reshape(-1, rows.per_row)[members].flatten()
                     values += np.split(found.cpu().numpy(), np.cumsum(counts)[:-1], axis=-1)
                     indexes += members
+        self._give_back()
         return indexes, values
 
     def apply(self, function: str, **arguments):
