@@ -192,7 +192,7 @@ def test_a_sweep_computes_what_its_points_share_once(finished):
     links = {p.name for p in (finished.folder / "results/runs/kl_coef").iterdir()}
     assert {"kl_coef-0.0", "kl_coef-0.02", "kl_coef-0.06", "kl_coef-0.2"} <= links
     report = (finished.folder / "results/report/kl_coef.md").read_text()
-    assert all(report.count(f"\n- kl_coef-{value} (") == 4 for value in ("0.0", "0.02", "0.06", "0.2"))  # answers to four prompts
+    assert all(report.count(f"\n- kl_coef-kl_coef-{value} (") == 4 for value in ("0.0", "0.02", "0.06", "0.2"))  # answers to four prompts
     assert NOTHING in finished.run("kl_coef", files=[sweep]).stderr
 
 
