@@ -71,7 +71,7 @@ class Ours:
     """A small project; every artifact is computed, never restored: each measurement changes a seed."""
 
     def __init__(self, folder: Path, compiled: bool):
-        self.folder, self.compiled = folder, compiled
+        self.folder = folder
         self.environment = os.environ | {"RLHF_STATE_DIR": str(folder) + "-cluster"}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

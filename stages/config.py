@@ -83,10 +83,10 @@ class Hardware(Section):
     """Most tokens of one forward and backward pass on one rank."""
     recompute: bool = False
     """Trainers keep no activations inside of the model's blocks and compute them again in the backward pass (gradient
-    checkpointing): a fraction of the memory for a third more time. Without effect on what comes out."""
+    checkpointing): less memory for another forward pass. Without effect on what comes out."""
     compile: bool = False
     """Trainers compile the model's blocks with torch.compile (a C++ compiler on CPUs, Triton on GPUs): a training step takes about
-    two thirds of the time, but the first on a machine waits half a minute for it, and the first of every process some seconds."""
+    a fifth less time, but the first on a machine waits half a minute for it, and the first of every process some seconds."""
     pack_length: NonNegativeInt = 0
     """Sequences are packed into rows of this many tokens; 0 gives each its own row."""
     colocate: list[list[Literal["actor", "critic", "reference", "reward"]]] = [["actor", "critic", "reference", "reward"]]

@@ -41,6 +41,7 @@ def socket_dir() -> str:
         return folder
     import hashlib
 
+    # not TMPDIR: it may be long too, and differ between the shells whose clients must find the same socket
     short = f"/tmp/rlhf-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     try:
         os.mkdir(short, 0o700)
