@@ -204,6 +204,8 @@ def gc(
             print("nothing to free: everything is named by a pointer or a run")
             return
         print(f"{len(found.objects)} objects, {decimal(found.object_bytes)} in all")
+        if dry_run and locks.in_use(root):
+            print("a workflow is running here: what it has made and nothing names yet is counted too; gc would not free it now")
         if not dry_run and (yes or typer.confirm("Free them?")):
             upkeep.collect(store, found)
             print(f"freed {decimal(found.object_bytes)}")

@@ -25,8 +25,8 @@ _INTRO = """# Configuration
     snakemake --cores all ppo_final --configfile my.yaml --replace-workflow-config     # instead of the default
 
 Every model `m` is a target `m_final`; adding a model to the graph adds a target, and what it shares with others is made once.
-What is under `hardware` and `cluster`, `save_every`, `save_minutes` and `iterations` is not part of an artifact's identity.
-A wrong key, type or reference ends the run before any work, with one line that names it. This page is made by
+What is under `hardware` and `cluster`, `save_every`, `save_minutes`, `keep_optimizers` and `iterations` is not part of an
+artifact's identity. A wrong key, type or reference ends the run before any work, with one line that names it. This page is made by
 `rlhf config --write`.
 """
 

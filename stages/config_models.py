@@ -247,6 +247,9 @@ class PPO(Trained):
     prompts: str
     iterations: PositiveInt = 8
     """Not part of the identity: raising it extends the same folder."""
+    keep_optimizers: PositiveInt | None = None
+    """How many finished iterations keep the optimizer's state on disk while the run goes on: the largest files, read only to go
+    on from that iteration. None: all, until `rlhf gc`. Not part of the identity."""
     horizon: PositiveInt = 8
     """Iterations over which the learning rates fall; after it they stay at their floor."""
     prompts_per_iteration: PositiveInt = 256

@@ -42,6 +42,12 @@ def alone(root: Path) -> Iterator[None]:
         yield
 
 
+def in_use(root: Path) -> bool:
+    """Whether a workflow, a job of one or a gc uses the project now."""
+    with _file(root, "project") as file:
+        return not _taken(file, fcntl.LOCK_EX)
+
+
 def _take(file: IO, how: int, waiting: Callable[[], None], tick: Callable[[], None]) -> None:
     if not _taken(file, how):
         waiting()

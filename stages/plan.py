@@ -163,7 +163,7 @@ class Plan:
             return self.final[name]
         model = self.config.models[name]
         params = model.model_dump(by_alias=True)
-        hints = {name: params.pop(name) for name in ("save_every", "save_minutes") if name in params}
+        hints = {name: params.pop(name) for name in ("save_every", "save_minutes", "keep_optimizers") if name in params}
         if model.stage == "import":
             pins = {} if not Path(model.source).is_dir() else {"pin": _pin_folder(Path(model.source))}
             if model.template:

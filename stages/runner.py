@@ -7,6 +7,7 @@ import errno
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -267,13 +268,27 @@ def _warm_up(context: Context) -> None:
     threading.Thread(target=Groups(context).warm_up, daemon=True).start()
 
 
+_BYTES_A_PARAMETER = 26
+"""Of a training, the most: weights 4, the optimizer's moments 8, a saved state 12; in bfloat16 2, with masters 12, and 12."""
+
+
 def _check_disk(root: Path, job: dict) -> None:
-    """Room for a model, its optimizer and a saved state, judged by the models that go in."""
-    folders = {root / plan.model_folder(path) for path in job["inputs"].values()}
-    weights = [sum(f.stat().st_size for f in folder.glob("*.safetensors")) for folder in folders if folder.is_dir()]
-    wanted = 64 * 2**20 + 8 * max(weights, default=0)
+    """Room for what is written at all, and for what a training leaves and needs meanwhile, judged by the models that it starts from."""
+    parameters = 0
+    for role in ("base", "actor", "critic") if "save_every" in job["hints"] else ():
+        if path := job["inputs"].get(role):
+            own = "critic" if role == "critic" and job["params"]["iteration"] > 1 else "actor"
+            parameters += sum(map(_parameters, (root / plan.model_folder(path, own)).glob("*.safetensors")))
+    wanted = 64 * 2**20 + _BYTES_A_PARAMETER * parameters
     free = shutil.disk_usage(root).free
     if free < wanted:
         raise UserError(
             f"{root / 'results'}: {free >> 20} MB of disk space left, {wanted >> 20} MB wanted for {job['model']}; free some and run again"
         )
+
+
+def _parameters(path: Path) -> int:
+    """Numbers in a safetensors file, as its header says."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

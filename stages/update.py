@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 
-from stages import arrow, manifest
+from stages import arrow, manifest, upkeep
 from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe
 from stages.cluster.rows import Rows
@@ -20,6 +20,8 @@ def run(context) -> None:
     experience = experience.filter(experience["used"])
     columns = {name: experience[name].to_pylist() for name in _COLUMNS}
     sequences = list(zip(columns["prompt_ids"], columns["response_ids"]))
+    hints = dict(context.hints)
+    _trim(context, hints.pop("keep_optimizers"))
     roles = ("actor", "critic") if "critic" in context.job["inputs"] else ("actor",)
     work = {
         "actor": (
@@ -50,7 +52,7 @@ def run(context) -> None:
         optimizer = params[role]
         per_iteration = params["epochs"] * math.ceil(responses / optimizer["batch_size"])
         own = "critic" if role == "critic" and params["iteration"] > 1 else "actor"  # the first critic is no update's
-        before = context.input("previous") / "optimizer" / f"{role}.safetensors" if "previous" in context.job["inputs"] else None
+        before = context.input("previous") / "optimizer" / role if "previous" in context.job["inputs"] else None
         done[role] = cluster.train(
             role,
             source(context, role, "causal" if role == "actor" else "scorer", role=own, precision=params["precision"],
@@ -58,12 +60,12 @@ def run(context) -> None:
             Rows.of(sequences, token_fields=fields),
             Recipe(objective, optimizer, params["epochs"], params["seed"] + params["iteration"], options,
                    first_step=(params["iteration"] - 1) * per_iteration, total_steps=params["horizon"] * per_iteration,
-                   **context.hints, state=str(context.state / role), **(_actor_only(params) if role == "actor" else {})),
+                   **hints, state=str(context.state / role), **(_actor_only(params) if role == "actor" else {})),
             f"{params['iteration']} {role}",
             mixed=mixed if role == "actor" else None,
             folder=context.out / ("model" if role == "actor" else "critic"),
             tokenizer_from=context.model_folder(role, own),
-            optimizer_to=context.out / "optimizer" / f"{role}.safetensors",
+            optimizer_to=context.out / "optimizer" / role,
         )  # fmt: skip
 
     _side_by_side(train, roles, cluster.apart("actor", "critic"))
@@ -134,9 +136,22 @@ def _look_for_idle(context, advantages, responses: int) -> None:
     context.facts["idle_iterations"] = idle
 
 
+def _trim(context, keep: int | None) -> None:
+    """Free the optimizer states of all iterations before the newest `keep`."""
+    if keep is None or "previous" not in context.job["inputs"]:
+        return
+    artifact, earlier = context.input("previous"), []
+    while (before := manifest.read(artifact)["inputs"].get("previous")) and (artifact := context.root / before["path"]).is_dir():
+        earlier.append(artifact)
+    if whole := [folder for folder in earlier[keep - 1 :] if any((folder / "optimizer").glob("*"))]:
+        with context.phase("writing"):
+            upkeep.trim(context.root, whole)
+
+
 def _hashes(folder) -> dict[str, str]:
     """Of all weights; an imported model may be cut into other files than what we write, and then differs."""
-    return {path.name: manifest.hash_file(path) for path in sorted(folder.glob("*.safetensors"))}
+    paths = sorted(folder.glob("*.safetensors"))
+    return dict(zip((path.name for path in paths), manifest.hash_files(paths)))
 
 
 def _average(context) -> None:

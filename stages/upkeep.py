@@ -68,6 +68,14 @@ class Garbage:
     optimizer_bytes: int = 0
     object_bytes: int = 0
 
+    def trim(self, key: str, record: dict[str, Any], places: Iterable[Path], pinned: Collection[str]) -> None:
+        """Add an artifact's optimizer state, with the folders where the artifact lies."""
+        optimizer = {n: o for n, o in record["files"].items() if n.startswith("optimizer/") and o not in pinned}
+        if optimizer:
+            self.trims[key] = record | {"files": {n: o for n, o in record["files"].items() if n not in optimizer}}
+            self.optimizer_bytes += sum(record["manifest"]["outputs"][n]["size"] for n in optimizer)
+            self.folders += [place / n for place in places for n in optimizer if (place / n).exists()]
+
 
 def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
     """What neither a pointer in data/checkpoints/ nor a run in results/runs/ names, directly or as an ancestor, and what
@@ -82,8 +90,7 @@ def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
     kept = _named(store, root, records)
     kept |= set(planned)
     continued = {i["key"] for key in kept if key in records for name, i in records[key]["manifest"]["inputs"].items() if name == "previous"}
-    pinned = {out["md5"] for _, pointer in pointers.all_pointers(root) for out in pointer["outs"]}
-    pinned |= {oid for tree in pinned if tree.endswith(".dir") for oid in store.tree(tree)} | store.tracked()
+    pinned = _pinned(store, root)
     places: dict[str, list[Path]] = {}
     for path in (root / "results/store").rglob(manifest.NAME):
         places.setdefault(manifest.read(path.parent)["key"], []).append(path.parent)
@@ -91,11 +98,7 @@ def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
         if key not in kept:
             found.results[key] = record
         elif key in continued:
-            optimizer = {n: o for n, o in record["files"].items() if n.startswith("optimizer/") and o not in pinned}
-            if optimizer:
-                found.trims[key] = record | {"files": {n: o for n, o in record["files"].items() if n not in optimizer}}
-                found.optimizer_bytes += sum(record["manifest"]["outputs"][n]["size"] for n in optimizer)
-                found.folders += [artifact / n for artifact in places.get(key, []) for n in optimizer if (artifact / n).exists()]
+            found.trim(key, record, places.get(key, []), pinned)
     for key, artifacts in places.items():
         if key not in kept:
             found.folders += artifacts
@@ -119,6 +122,26 @@ def collect(store: Store, found: Garbage) -> None:
             path.unlink(missing_ok=True)
     for oid in found.objects:
         store.path(oid).unlink(missing_ok=True)
+
+
+def trim(root: Path, artifacts: Iterable[Path]) -> None:
+    """Free the optimizer states of artifacts that a later one continues. No other record loses an object by it."""
+    store = Store(root)  # which sees what DVC tracks by now
+    pinned, records, found = _pinned(store, root), dict(store.all_records()), Garbage()
+    for artifact in artifacts:
+        key = manifest.read(artifact)["key"]
+        if key in records:
+            found.trim(key, records[key], [artifact], pinned)
+    gone = {o for key, record in found.trims.items() for o in records[key]["files"].values()}
+    needed = pinned | {o for key in records for o in found.trims.get(key, records[key])["files"].values()}
+    found.objects = sorted(gone - needed)
+    collect(store, found)
+
+
+def _pinned(store: Store, root: Path) -> set[str]:
+    """Objects that pointers name, and all that DVC tracks otherwise."""
+    named = {out["md5"] for _, pointer in pointers.all_pointers(root) for out in pointer["outs"]}
+    return named | {oid for tree in named if tree.endswith(".dir") for oid in store.tree(tree)} | store.tracked()
 
 
 def _named(store: Store, root: Path, records: dict[str, dict]) -> set[str]:

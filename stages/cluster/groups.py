@@ -147,8 +147,8 @@ class Groups:
               mixed: Rows | None = None) -> dict[str, Any]:  # fmt: skip
         """Train a role and write it as a Hugging Face folder; its weights stay warm in the group.
 
-        optimizer_to: file for the optimizer's state. companion, mixed: see TrainerRank.train. Raises runner.Cancelled when the
-        client has gone; what was trained until then is in recipe.state.
+        optimizer_to: files for the optimizer's state, without `.safetensors`. companion, mixed: see TrainerRank.train. Raises
+        runner.Cancelled when the client has gone; what was trained until then is in recipe.state.
         """
         from stages.runner import Cancelled
 

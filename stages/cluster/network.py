@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from stages.algorithms.logprobs import entropy, token_logprobs
 from stages.algorithms.objectives.base import MicroBatch
 from stages.algorithms.packing import pack
+from stages.cluster import shards
 from stages.cluster.rows import Rows
 from stages.errors import UserError
 
@@ -156,7 +157,7 @@ def save(network: Network, tensors: dict[str, Tensor], folder: Path, tokenizer_f
     config.pad_token_id, config.eos_token_id, config.bos_token_id = (
         tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id,
     )  # fmt: skip
-    network.inner.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
+    network.inner.save_pretrained(folder, state_dict=tensors, max_shard_size=shards.LIMIT)
     tokenizer.save_pretrained(folder)
     for path in Path(tokenizer_from).glob("generation_config.json"):
         shutil.copyfile(path, folder / path.name)

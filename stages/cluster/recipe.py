@@ -18,7 +18,7 @@ class Source:
     seed: int = 0
     """Of a head that the folder lacks."""
     optimizer: str | None = None
-    """File with the optimizer's state, to go on from; None starts a new optimizer."""
+    """The optimizer's state to go on from: its files without `.safetensors`; None starts a new optimizer."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,21 @@ def mark(folder: str, step: int) -> None:
 
 
 def save(engine, folder: Path, progress: dict[str, Any], *, precision: str) -> None:
-    """Write `step-<n>/`, whole or not at all; the state before it goes only then. Collective; rank 0 writes."""
+    """Write `step-<n>/`, whole or not at all; the state before it goes only then. Collective."""
     import torch
 
     from stages.cluster import zero
 
-    keep = torch.distributed.get_rank() == 0
-    weights = zero.full_parameters(engine.module, master=precision != "float32", keep=keep)
-    optimizer = zero.full_optimizer_state(engine, keep=keep)
-    if keep:
-        target, temporary = folder / f"step-{progress['step']:08d}", folder / f".step-{os.getpid()}"
+    target, temporary = folder / f"step-{progress['step']:08d}", folder / ".step"
+    first = torch.distributed.get_rank() == 0
+    if first:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        zero.write_tensors(temporary / "weights.safetensors", weights)
-        zero.write_tensors(temporary / "optimizer.safetensors", optimizer)
+    torch.distributed.barrier()
+    zero.write_parameters(engine, temporary / "weights", master=precision != "float32")
+    zero.write_optimizer(engine, temporary / "optimizer", masters=False)
+    torch.distributed.barrier()
+    if first:
         (temporary / "progress.json").write_text(json.dumps(progress))
         for path in temporary.iterdir():
             with path.open("rb") as file:
@@ -60,7 +62,7 @@ def save(engine, folder: Path, progress: dict[str, Any], *, precision: str) -> N
     torch.distributed.barrier()
 
 
-def copy_into(network, weights: dict) -> None:
+def copy_into(network, weights: Mapping) -> None:
     """Saved weights into a network that is not trained yet, sharded or not."""
     import deepspeed
     import torch

@@ -181,7 +181,7 @@ class TrainerRank(Resident):
         """A model to train: the held engine if it stands where the source's optimizer state does."""
         import torch
 
-        from stages.cluster import zero
+        from stages.cluster import shards, zero
         from stages.cluster.network import recompute_blocks
 
         held = self._models.get(role)
@@ -190,7 +190,7 @@ class TrainerRank(Resident):
         self._drop(role)
         config = self._zero_config(source.precision, optimizer["max_grad_norm"])
         network = self._load(source, config)
-        weights = zero.read_tensors(resume / "weights.safetensors") if resume else None
+        weights = shards.Tensors(resume / "weights") if resume else None
         if weights is not None:
             saved_state.copy_into(network, weights)
         adamw = torch.optim.AdamW(
@@ -202,12 +202,11 @@ class TrainerRank(Resident):
         held.engine.eval()  # dropout stays off
         if self.hardware["recompute"]:
             recompute_blocks(network)
-        saved = resume / "optimizer.safetensors" if resume else source.optimizer
+        saved = resume / "optimizer" if resume else source.optimizer
         if saved:
-            state = zero.read_tensors(Path(saved))
+            state = shards.Tensors(Path(saved))
             if source.precision != "float32":
-                masters = weights if weights is not None else {k[7:]: v for k, v in state.items() if k.startswith("master/")}
-                zero.load_masters(held.engine, masters)
+                zero.load_masters(held.engine, *((state, zero.MASTER) if weights is None else (weights,)))
             zero.load_optimizer_state(held.engine, state)
         self._keep(role, held)
         return held
@@ -268,20 +267,16 @@ class TrainerRank(Resident):
         self._progress = progress
 
     def save(self, role: str, folder: str, tokenizer_from: str, optimizer: str | None = None) -> None:
-        """Write a role's weights as a Hugging Face folder (rank 0), and its optimizer state into a file if one is named."""
+        """Write a role's weights as a Hugging Face folder (rank 0), and its optimizer state (all ranks) if a stem is named."""
         from stages.cluster import network, zero
 
         held, keep = self._models[role], self.rank == 0
-        tensors = zero.full_parameters(held.network, master=False, keep=keep)
-        state = zero.full_optimizer_state(held.engine, keep=keep) if optimizer else {}
-        if optimizer and held.source.precision != "float32":
-            masters = zero.full_parameters(held.network, master=True, keep=keep)
-            state |= {f"master/{name}": value for name, value in masters.items()}
+        tensors = {name: zero.full_parameter(p, master=False, keep=keep) for name, p in held.network.inner.named_parameters()}
         if keep:
             network.save(held.network, tensors, Path(folder), tokenizer_from)
-            if optimizer:
-                Path(optimizer).parent.mkdir(parents=True, exist_ok=True)
-                zero.write_tensors(Path(optimizer), state)
+        del tensors
+        if optimizer:
+            zero.write_optimizer(held.engine, Path(optimizer), masters=held.source.precision != "float32")
         self._give_back()
 
     def score(self, role: str, source: Source, rows: Rows, *, select: str, temperature: float = 1.0,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from stages.cluster import shards
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+MASTER = "master/"
+"""Before the names of float32 masters in an optimizer's state."""
 
 
 def configuration(*, stage: int, world: int, precision: str, max_grad_norm: float, offload: bool) -> dict:
@@ -92,44 +97,67 @@ def discard(engine) -> None:
             cell.cell_contents.cache_clear()
 
 
-def full_parameters(network: nn.Module, *, master: bool, keep: bool) -> dict[str, Tensor]:
-    """name -> whole parameter on the CPU (float32 masters where asked and there are any). Collective; keep: on rank 0."""
+def full_parameter(parameter: nn.Parameter, *, master: bool, keep: bool) -> Tensor | None:
+    """The whole parameter on the CPU, or its float32 master; None unless this rank keeps it. Collective."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
-    found = {}
-    for name, parameter in network.inner.named_parameters():
-        if master:
-            value = safe_get_full_fp32_param(parameter)
-            if keep:
-                found[name] = value.detach().cpu().clone()
-        elif hasattr(parameter, "ds_id"):
-            with deepspeed.zero.GatheredParameters([parameter]):
-                if keep:
-                    found[name] = parameter.detach().cpu().clone()
-        elif keep:
-            found[name] = parameter.detach().cpu().clone()
-    return found
+    if hasattr(parameter, "ds_id") and not master:
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().cpu().clone() if keep else None
+    value = safe_get_full_fp32_param(parameter) if master else parameter
+    return value.detach().cpu().clone() if keep else None
 
 
-def full_optimizer_state(engine, *, keep: bool) -> dict[str, Tensor]:
-    """`<name>/exp_avg`, `<name>/exp_avg_sq` whole, and `step`. The same for any number of ranks. Collective."""
+def write_parameters(engine, stem: Path, *, master: bool) -> None:
+    """All parameters, or their float32 masters, by name. Collective."""
+    parameters = dict(engine.module.inner.named_parameters())
+
+    def gather(name: str, keep: bool) -> dict[str, Tensor]:
+        value = full_parameter(parameters[name], master=master, keep=keep)
+        return {name: value} if keep else {}
+
+    _write(stem, {name: _numel(p) * (4 if master else p.element_size()) for name, p in parameters.items()}, gather)
+
+
+def write_optimizer(engine, stem: Path, *, masters: bool) -> None:
+    """`<name>/exp_avg`, `<name>/exp_avg_sq` and `step`; masters: also `master/<name>`, float32. Collective.
+
+    The same files whatever the number of ranks and the ZeRO stage.
+    """
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    found = {}
-    for name, parameter in engine.module.inner.named_parameters():
+    parameters = dict(engine.module.inner.named_parameters())
+
+    def gather(name: str, keep: bool) -> dict[str, Tensor]:
+        if name == "step":
+            states = _base(engine).state.values()
+            return {"step": torch.as_tensor(float(next(iter(states))["step"])).reshape(1)} if keep else {}
+        parameter, found = parameters[name], {}
         for moment in _MOMENTS:
             value = _base(engine).state[parameter][moment] if _plain(engine) else safe_get_full_optimizer_state(parameter, moment)
             if keep:
                 found[f"{name}/{moment}"] = value.detach().cpu().clone()
-    if keep:
-        states = list(_base(engine).state.values())
-        found["step"] = torch.as_tensor(float(states[0]["step"])).reshape(1)
-    return found
+        if masters:
+            master = full_parameter(parameter, master=True, keep=keep)
+            found |= {f"{MASTER}{name}": master} if keep else {}
+        return found
+
+    _write(stem, {"step": 4} | {name: 4 * (len(_MOMENTS) + masters) * _numel(p) for name, p in parameters.items()}, gather)
 
 
-def load_optimizer_state(engine, state: dict[str, Tensor]) -> None:
-    """The inverse of full_optimizer_state, into a new engine on any number of ranks."""
+def _write(stem: Path, sizes: dict[str, int], gather) -> None:
+    distributed = torch.distributed
+    shards.write(stem, sizes, gather, rank=distributed.get_rank(), world=distributed.get_world_size())
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    """Of the whole parameter, also where a rank holds a part."""
+    return getattr(parameter, "ds_numel", None) or parameter.numel()
+
+
+def load_optimizer_state(engine, state: Mapping[str, Tensor]) -> None:
+    """What `write_optimizer` wrote, into a new engine on any number of ranks."""
     base, zero = _base(engine), engine.optimizer
     if _plain(engine):
         for name, parameter in engine.module.inner.named_parameters():
@@ -150,10 +178,10 @@ def load_optimizer_state(engine, state: dict[str, Tensor]) -> None:
             _set(parameter, state[f"{name}/{moment}"], moment)
 
 
-def load_masters(engine, state: dict[str, Tensor]) -> None:
+def load_masters(engine, state: Mapping[str, Tensor], prefix: str = "") -> None:
     """Float32 masters of parameters that are held in less."""
     for name, parameter in engine.module.inner.named_parameters():
-        _set(parameter, state[name], None)
+        _set(parameter, state[prefix + name], None)
 
 
 def _set(parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
@@ -186,15 +214,3 @@ def _plain(engine) -> bool:
 
 def _base(engine) -> torch.optim.Optimizer:
     return engine.optimizer if _plain(engine) else engine.optimizer.optimizer
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    save_file({k: v.contiguous() for k, v in sorted(tensors.items())}, str(path))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(str(path))

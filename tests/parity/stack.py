@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from stages.cluster.groups import Groups
 from stages.cluster.recipe import Recipe, Source
 from stages.cluster.rows import Rows
+from stages.cluster.shards import Tensors
 
 LIKELIHOOD = "stages.algorithms.objectives.sft:Likelihood"
 BRADLEY_TERRY = "stages.algorithms.objectives.pairs:BradleyTerry"
@@ -79,11 +80,11 @@ class Trained:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / "model.safetensors")
+        return {name: value for path in self.folder.glob("*.safetensors") for name, value in load_file(path).items()}
 
     @property
     def optimizer(self) -> dict[str, torch.Tensor]:
-        return load_file(self.source.optimizer)
+        return dict(Tensors(Path(self.source.optimizer)))
 
     def metric(self, name: str) -> list[float]:
         return [value for _, found, value in self.metrics if found == name]
@@ -145,7 +146,7 @@ class Stack(Groups):
 
     def _place(self, source: Source, *, trained: bool) -> Source:
         number = next(_number)
-        optimizer = str(self.scratch / f"optimizer-{number}.safetensors") if trained else None
+        optimizer = str(self.scratch / f"optimizer-{number}") if trained else None
         return replace(source, state_id=f"kept-{number}", folder=str(self.scratch / f"model-{number}"), optimizer=optimizer)
 
 

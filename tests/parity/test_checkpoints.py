@@ -1,6 +1,8 @@
 """What a trainer group saves is a whole Hugging Face folder, which says what the group itself says."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from safetensors.torch import load_file
 
 from stages.cluster.rows import Rows
 
-from .stack import BRADLEY_TERRY, OPTIMIZER, fresh, same_bytes, sequences
+from .stack import BRADLEY_TERRY, OPTIMIZER, Trained, fresh, same_bytes, sequences
 
 SEQUENCES = sequences(12)
 ROWS = Rows.of(SEQUENCES)
@@ -86,3 +88,36 @@ def test_a_saved_folder_has_the_generation_config_and_special_tokens_of_its_toke
 
 def _hold(rank, source):
     rank._trainable("critic", source, OPTIMIZER, None)
+
+
+def test_a_checkpoint_in_several_files_is_the_one_in_a_single_file(group, solo, tied):
+    whole = group.fit(fresh(tied), ROWS)
+    cut = {}
+    for name, stack in {"one rank": solo, "two ranks": group}.items():
+        stack.on_ranks(_limit, 60_000)
+        stack.on_ranks(_hold, whole.source)
+        cut[name] = Trained([], stack.keep("actor", whole.source))
+        stack.on_ranks(_limit, 2**32)
+    files = {name: _files(made.folder) | _files(Path(made.source.optimizer).parent, Path(made.source.optimizer).name)
+             for name, made in cut.items()}  # fmt: skip
+    assert files["one rank"] == files["two ranks"], "who writes a file does not show in it"
+    assert sum("model-" in name for name in files["two ranks"]) > 2 and sum("optimizer" in name for name in files["two ranks"]) > 2
+    for made in cut.values():
+        assert same_bytes(made.weights, whole.weights) and same_bytes(made.optimizer, whole.optimizer)
+    gone_on = [group.fit(made.source, ROWS, role="critic", first_step=2, total_steps=4) for made in (whole, cut["two ranks"])]
+    assert same_bytes(gone_on[0].weights, gone_on[1].weights) and same_bytes(gone_on[0].optimizer, gone_on[1].optimizer)
+
+
+def _limit(rank, size):
+    from stages.cluster import shards
+
+    shards.LIMIT = size
+
+
+def _hold(rank, source):
+    rank._trainable("actor", source, OPTIMIZER, None)
+
+
+def _files(folder, beginning=""):
+    """Contents of weight files, by name; numbers of the test's own names are left out."""
+    return {re.sub(r"^(optimizer)-\d+", r"\1", path.name): path.read_bytes() for path in folder.glob(f"{beginning}*-of-*.safetensors")}

@@ -109,3 +109,37 @@ def test_too_little_disk_space_is_said_before_any_work(root, monkeypatch):
     with pytest.raises(UserError, match="disk space left"):
         run(root, job())
     assert not (root / "results/store/a").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_training_wants_room_for_weights_optimizer_and_saved_state_of_all_that_it_trains(root, monkeypatch, dtype):
+    import shutil
+    from collections import namedtuple
+
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    for folder in ("actor/model", "update/model", "update/critic"):
+        (root / "results/store" / folder).mkdir(parents=True)
+        for part in ("1", "2"):
+            save_file({"w": np.zeros((500, 1000), dtype)}, root / "results/store" / folder / f"model-{part}.safetensors")
+
+    def wanted(inputs, iteration=1, **hints):
+        """Bytes from which on the job may start."""
+        job = {"model": "m", "hints": hints, "inputs": inputs, "params": {"iteration": iteration}}
+        low, high = 0, 2**30
+        while low < high:
+            free = (low + high) // 2
+            monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: namedtuple("usage", "total used free")(2**40, 0, free))
+            try:
+                runner._check_disk(root, job)
+                high = free
+            except UserError:
+                low = free + 1
+        return low - 64 * 2**20
+
+    base, update = "results/store/actor", "results/store/update"
+    assert wanted({"base": base}, save_every=100) == 26_000_000
+    assert wanted({"actor": update, "critic": update}, iteration=2, save_every=100) == 52_000_000
+    assert wanted({"actor": base, "critic": base}, save_every=100) == 52_000_000
+    assert wanted({"policy": base}) == 0, "what trains nothing writes no weights"

@@ -196,6 +196,28 @@ def test_a_sweep_computes_what_its_points_share_once(finished):
     assert NOTHING in finished.run("kl_coef", files=[sweep]).stderr
 
 
+def test_a_run_that_keeps_few_optimizers_frees_the_others_as_it_goes_and_ends_in_the_same_bytes(finished, new_project):
+    other = new_project()
+    shutil.copytree(finished.folder / ".dvc/cache", other.folder / ".dvc/cache", dirs_exist_ok=True)
+    other.run("ppo_final", "--config", "set=ppo.iterations=1")
+    other.run("ppo_final", "--config", "set=ppo.seed=7,ppo.iterations=4,ppo.keep_optimizers=2")
+    runs = {path.parents[1] for path in (other.folder / "results/store").glob("ppo-*/0004/update")}
+    (run,) = runs
+    assert [k for k in range(1, 5) if list((run / f"{k:04d}/update/optimizer").glob("*"))] == [2, 3, 4]
+    freed = json.loads((run / "0001/update/manifest.json").read_text())
+    record = json.loads((other.folder / f".dvc/cache/rlhf-runs/{freed['key'][:2]}/{freed['key']}.json").read_text())
+    assert {n for n in freed["outputs"] if n not in record["files"]} == {"optimizer/actor.safetensors", "optimizer/critic.safetensors"}
+    untouched = {p.parents[3].name for p in (other.folder / "results/store").glob("ppo-*/0001/update/optimizer/*")}
+    assert len(untouched) == 1 and run.name not in untouched, "of the other run, nothing is freed"
+    assert "whole" in other.rlhf("verify").stdout
+    assert NOTHING in other.run("ppo_final", "--config", "set=ppo.seed=7,ppo.iterations=4").stderr, "how many are kept is no one's identity"
+    before = other.manifests()
+    shutil.rmtree(run / "0002")
+    shutil.rmtree(other.folder / ".dvc/cache/rlhf-runs")
+    other.run("ppo_final", "--config", "set=ppo.seed=7,ppo.iterations=4")  # makes the freed state again, to go on from it
+    assert other.manifests() == before
+
+
 def test_gc_frees_what_nothing_names_and_the_run_goes_on_afterwards(finished):
     before = finished.rlhf("gc", "-n", "--configfile", str(finished.config))
     assert "optimizer states" in before.stdout
@@ -221,6 +243,7 @@ def test_gc_waits_for_a_workflow_whose_results_nothing_names_yet(finished):
     for line in running.stderr:
         if "Finished jobid" in line:
             break
+    assert "a workflow is running here" in finished.rlhf("gc", "-n", "--configfile", str(finished.config)).stdout
     refused = finished.rlhf("gc", "--yes", "--configfile", str(finished.config), ok=False)
     assert refused.returncode != 0 and "is running here" in refused.stderr
     running.stderr.read()
