@@ -1,4 +1,4 @@
-"""Tables of what a target made: results/report/<target>.json, and summary and timings over all that is finished."""
+"""Tables of what a target made: results/report/<target>.json, and summary and timings over all that is finished and was judged alike."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ def run(job: dict[str, Any]) -> None:
         manifest.write_text(REPORT / f"{job['target']}.md", _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, shown))
         return
     manifest.write_text(REPORT / f"{job['target']}.md", _summary(rows, job["baseline"], {}, own))
-    ordered = sorted(evaluations, key=lambda name: name != job["baseline"])
+    setting = {name: _setting(Path(path)) for name, path in evaluations.items()}
+    others = sorted(name for name in evaluations if setting[name] != setting[job["baseline"]])
+    ordered = sorted(evaluations.keys() - others, key=lambda name: (name != job["baseline"], [*evaluations].index(name)))
     rows = [_row(name, Path(evaluations[name])) | seconds[name] for name in ordered]
     manifest.write_json(REPORT / "summary.json", rows)
-    manifest.write_text(REPORT / "summary.md", _summary(rows, job["baseline"], models, {n: evaluations[n] for n in ordered}))
+    text = _summary(rows, job["baseline"], models, {n: evaluations[n] for n in ordered})
+    if others:
+        text += f"Not shown, since they were judged by another {job['baseline']}, other prompts or rewards: {', '.join(others)}.\n"
+    manifest.write_text(REPORT / "summary.md", text)
     manifest.write_text(REPORT / "timings.md", _timings(iterations))
 
 
@@ -49,6 +54,13 @@ def _row(name: str, path: Path) -> dict[str, Any]:
         | {column: found[column] for column in COLUMNS[1:]}
         | {"gold_terms": found["gold_terms"], "prompts": found["prompts"]}
     )
+
+
+def _setting(evaluation: Path) -> list[dict[str, Any]]:
+    """What the numbers of an evaluation depend on besides the policy: only those of one setting may stand in one table."""
+    made = manifest.read(evaluation)
+    inputs = {name: i["content"] for name, i in made["inputs"].items() if name not in ("policy", "baseline")}
+    return [inputs, {name: made["params"][name] for name in ("rewards", "judge", "sampling", "seed")}]
 
 
 def _seconds(job: dict[str, Any], model: str) -> dict[str, float | None]:

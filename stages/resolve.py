@@ -201,13 +201,14 @@ class Resolution:
     # -- what follows from artifacts -----------------------------------------------------------------------------------
 
     def report_is_current(self, target: Target) -> bool:
-        path = self.root / "results/report" / f"{target.job['target']}.json"
+        """Whether a target's own report is, and the common summary shows it, not what another configuration made since."""
         made = {p: self.found[p].content for p in target.job["evaluations"].values()}
         try:
-            found = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
+            found = json.loads((self.root / "results/report" / f"{target.job['target']}.json").read_text())
+            shown = found["rows"] if target.job["sweep"] else json.loads((self.root / "results/report/summary.json").read_text())
+            return found["job"] == target.job and found["made"] == made and all(row in shown for row in found["rows"])
+        except (FileNotFoundError, ValueError, KeyError):
             return False
-        return found.get("job") == target.job and found.get("made") == made
 
     def pointer_is_current(self, name: str) -> bool:
         pointer = pointers.read(self.root / pointers.FOLDER / f"{name}.dvc")

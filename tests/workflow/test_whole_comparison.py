@@ -30,3 +30,13 @@ def test_rejection_sampling_trains_on_the_tokens_that_were_sampled(project):
     assert chosen and all(sampled[tuple(r["response_ids"])] == "stop" for r in chosen)
     facts = json.loads((folder / "selection/manifest.json").read_text())["facts"]
     assert facts["kept"] == len(chosen) and facts["mean_kept_score"] >= facts["mean_score"]
+
+
+def test_the_common_table_never_mixes_what_was_judged_differently_and_shows_what_was_asked_for_last(project):
+    summary = lambda: [row["model"] for row in json.loads((project.folder / "results/report/summary.json").read_text())]
+    project.run("rs_final", "--config", "set=evaluation.seed=9")
+    assert summary() == ["sft", "rs"]
+    (said,) = [line for line in (project.folder / "results/report/summary.md").read_text().splitlines() if line.startswith("Not shown")]
+    assert all(name in said for name in METHODS - {"rs"})
+    assert "Nothing to be done" in project.run("compare").stderr
+    assert set(summary()) == METHODS | {"sft"}

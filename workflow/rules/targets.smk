@@ -24,7 +24,7 @@ rule track:
 
 
 rule report:
-    """Tables of what a target made; results/report/summary.md and summary.json show all that is finished."""
+    """Tables of what a target made; results/report/summary.md and summary.json show all that is finished and was judged alike."""
     input:
         lambda w: unless_current(f"results/report/{w.target}.json", TARGETS[w.target].core.values()),
     output:
