@@ -59,10 +59,16 @@ class Network(nn.Module):
 
 
 def _in_parts(function, *tensors: Tensor) -> Tensor:
-    """function over rows, some at a time where no gradient keeps the float32 copies of logits that it makes."""
+    """function over rows, some at a time: the float32 copies of logits that it makes do not outlive them.
+
+    The backward pass makes them again. No collective is in it: ranks may have different numbers of parts.
+    """
+    parts = list(zip(*(tensor.split(_ROWS_AT_A_TIME) for tensor in tensors)))
+    if len(parts) == 1:
+        return function(*parts[0])
     if torch.is_grad_enabled():
-        return function(*tensors)
-    return torch.cat([function(*part) for part in zip(*(tensor.split(_ROWS_AT_A_TIME) for tensor in tensors))])
+        function = functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([function(*part) for part in parts])
 
 
 def load(folder: str, kind: str, *, precision: str, seed: int, partition=None) -> Network:

@@ -1,12 +1,13 @@
-"""Blocks that are computed again in the backward pass keep less, and give the same model to the bit."""
+"""What is computed again in the backward pass, blocks or log-probabilities, keeps less, and gives the same model."""
 
 import pytest
 
 from stages.cluster.rows import Rows
 
-from .stack import LIKELIHOOD, fresh, same_bytes, sequences
+from .stack import ACTOR, LIKELIHOOD, assert_same_training, fresh, same_bytes, sequences
 
-ROWS = Rows.of(sequences(12))
+SEQUENCES = sequences(12)
+ROWS = Rows.of(SEQUENCES)
 
 
 @pytest.mark.parametrize(("ranks", "stage", "compiled"), [(1, 2, False), (2, 2, False), (2, 3, False), (1, 2, True)])
@@ -25,11 +26,51 @@ def test_what_is_kept_for_the_backward_pass_is_a_fraction(solo, tied):
     for recompute in (False, True):
         with solo.hardware(recompute=recompute):
             solo.fit(fresh(tied), ROWS, LIKELIHOOD)
-            kept[recompute] = solo.on_ranks(_kept_bytes)[0]
+            kept[recompute] = solo.on_ranks(_kept_bytes, None)[0]
     assert kept[True] < 0.5 * kept[False]
 
 
-def _kept_bytes(rank):
+@pytest.fixture
+def few_rows(solo, pair):
+    """Log-probabilities are taken of 16 rows at a time: of a real model, that many are as large as a whole micro-batch of ours."""
+    for stack in (solo, pair):
+        stack.on_ranks(_rows_at_a_time, 16)
+    yield
+    for stack in (solo, pair):
+        stack.on_ranks(_rows_at_a_time, 2048)
+
+
+TERMS = {"temperature": 0.7, "clip_low": 0.2, "clip_high": 0.2, "entropy_coef": 0.01}
+FIELDS = {
+    "old_logprobs": [[-5.0] * len(response) for _, response in SEQUENCES],
+    "advantages": [[(-1.0) ** i for i in range(len(response))] for _, response in SEQUENCES],
+}
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 2), (2, 2), (2, 3)])
+def test_log_probabilities_and_entropies_in_parts_train_the_same_model(solo, pair, tied, request, ranks, stage):
+    stack = (solo, pair)[ranks - 1]
+    rows = Rows.of(SEQUENCES, token_fields=FIELDS)
+    with stack.hardware(zero_stage=stage):
+        whole = stack.fit(fresh(tied), rows, ACTOR, options=TERMS)
+        request.getfixturevalue("few_rows")
+        assert_same_training(stack.fit(fresh(tied), rows, ACTOR, options=TERMS), whole, loss_terms=1.0)
+
+
+def test_copies_of_logits_are_not_kept_for_the_backward_pass(solo, tied, request):
+    solo.fit(fresh(tied), ROWS, LIKELIHOOD)
+    whole = solo.on_ranks(_kept_bytes, "trained entropy")[0]
+    request.getfixturevalue("few_rows")
+    assert solo.on_ranks(_kept_bytes, "trained entropy")[0] < whole - 3 * 64 * 300 * 4
+
+
+def _rows_at_a_time(rank, rows):
+    from stages.cluster import network
+
+    network._ROWS_AT_A_TIME = rows
+
+
+def _kept_bytes(rank, statistic):
     """Bytes that one forward pass keeps for its backward pass."""
     import torch
 
@@ -37,6 +78,6 @@ def _kept_bytes(rank):
     keep = lambda x: kept.__setitem__(x.data_ptr(), x.numel() * x.element_size()) or x
     held, ids = rank._models["actor"], torch.arange(5, 69).reshape(1, -1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        held(ids, torch.arange(64).reshape(1, -1), torch.arange(64), ids[0], 1.0, None)
+        held(ids, torch.arange(64).reshape(1, -1), torch.arange(64), ids[0], 0.7, statistic)
     weights = {p.data_ptr() for p in held.network.parameters()}
     return sum(size for pointer, size in kept.items() if pointer not in weights)
