@@ -95,7 +95,7 @@ def test_a_checkpoint_in_several_files_is_the_one_in_a_single_file(group, solo, 
     cut = {}
     for name, stack in {"one rank": solo, "two ranks": group}.items():
         stack.on_ranks(_limit, 60_000)
-        stack.on_ranks(_hold, whole.source)
+        stack.on_ranks(_open, whole.source)
         cut[name] = Trained([], stack.keep("actor", whole.source))
         stack.on_ranks(_limit, 2**32)
     files = {name: _files(made.folder) | _files(Path(made.source.optimizer).parent, Path(made.source.optimizer).name)
@@ -114,7 +114,7 @@ def _limit(rank, size):
     shards.LIMIT = size
 
 
-def _hold(rank, source):
+def _open(rank, source):
     rank._trainable("actor", source, OPTIMIZER, None)
 
 
