@@ -141,7 +141,8 @@ def _trim(context, keep: int | None) -> None:
     if keep is None or "previous" not in context.job["inputs"]:
         return
     artifact, earlier = context.input("previous"), []
-    while (before := manifest.read(artifact)["inputs"].get("previous")) and (artifact := context.root / before["path"]).is_dir():
+    while (artifact / manifest.NAME).exists() and (before := manifest.read(artifact)["inputs"].get("previous")):
+        artifact = context.root / before["path"]
         earlier.append(artifact)
     if whole := [folder for folder in earlier[keep - 1 :] if any((folder / "optimizer").glob("*"))]:
         with context.phase("writing"):

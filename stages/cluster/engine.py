@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections import deque
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
+import ray
+
 from stages.cluster.actors import Resident
+
+Answer = tuple[list[int], list[float], str]
+_ABANDONED_S = 60.0
 
 
 class Engine(Resident):
@@ -17,6 +25,7 @@ class Engine(Resident):
         super().__init__(role=name, code_id=code_id)
         os.environ.update(environment)
         self.settings, self.llm, self._made_for = settings, None, None
+        self._token = self._cancelled = ""
 
     def warm(self) -> None:
         """Import vLLM, which takes longer than starting an engine."""
@@ -68,32 +77,59 @@ class Engine(Resident):
         )  # fmt: skip
 
     def generate(
-        self, state_id: str, asked: list[tuple[list[int], int, float, int]], *, stop: list[int]
-    ) -> list[tuple[list[int], list[float], str]]:
-        """(response ids with their end-of-text, log-probabilities at the temperature, finish reason) for each
-        (prompt ids, seed, temperature, most tokens).
+        self, state_id: str, asked: list[tuple[int, list[int], int, float, int]], *, stop: list[int], token: str
+    ) -> list[tuple[int, Answer]]:
+        """Answer all of (index, prompt ids, seed, temperature, most tokens): (index, answer) of each, but for what was collected.
 
-        Each prompt has its own seed, so tokens do not depend on batch, order or engine. temperature 0 is greedy.
+        An answer is (response ids with their end-of-text, log-probabilities at the temperature, finish reason). Each prompt has
+        its own seed, so tokens do not depend on batch, order or engine; temperature 0 is greedy. `max_num_seqs` are answered at a
+        time, and each that ends makes room for the next. token: names this call for `collect` and `cancel`; nobody collects for
+        a minute: the asker is gone, and the rest is not answered.
         Raises RuntimeError when the engine does not hold `state_id`.
         """
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         if self.holds.get("policy") != state_id:
             raise RuntimeError(f"engine holds {self.holds.get('policy')}, not {state_id}")
-        params = [
-            SamplingParams(
-                temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, stop_token_ids=stop, ignore_eos=True,
-                detokenize=False,
-            )
-            for _, seed, temperature, max_tokens in asked
-        ]  # fmt: skip
-        outputs = self.llm.generate([{"prompt_token_ids": prompt} for prompt, *_ in asked], params, use_tqdm=False)
+        engine, waiting, begun = self.llm.llm_engine, deque(asked), {}
+        self._answered, self._begun, self._collected, self._token = SimpleQueue(), 0, time.monotonic(), token
+        with self.working("generation"):
+            while (waiting or begun) and token != self._cancelled and time.monotonic() - self._collected < _ABANDONED_S:
+                while waiting and len(begun) < self.settings["max_num_seqs"]:
+                    index, prompt, seed, temperature, max_tokens = waiting.popleft()
+                    sampling = SamplingParams(
+                        temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, stop_token_ids=stop, ignore_eos=True,
+                        detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+                    )  # fmt: skip
+                    engine.add_request(f"{token}/{index}", {"prompt_token_ids": prompt}, sampling)
+                    begun[f"{token}/{index}"] = index
+                    self._begun += 1
+                for output in engine.step():
+                    if output.finished:
+                        made = output.outputs[0]
+                        ids = list(made.token_ids)
+                        logprobs = [float(step[token_id].logprob) for step, token_id in zip(made.logprobs, ids)]
+                        self._answered.put((begun.pop(output.request_id), (ids, logprobs, made.finish_reason)))
+            engine.abort_request(list(begun))
+        return self.collect(token)[1]
+
+    @ray.method(concurrency_group="control")
+    def collect(self, token: str) -> tuple[int, list[tuple[int, Answer]]]:
+        """(How many prompts of that call are begun or done, the answers since the last time)."""
+        if token != self._token:
+            return 0, []
+        self._collected = time.monotonic()
         found = []
-        for output in outputs:
-            made = output.outputs[0]
-            ids = list(made.token_ids)
-            found.append((ids, [float(step[token].logprob) for step, token in zip(made.logprobs, ids)], made.finish_reason))
-        return found
+        with contextlib.suppress(Empty):
+            while True:
+                found.append(self._answered.get_nowait())
+        return self._begun, found
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, token: str) -> None:
+        """End that call after its present step, or as soon as it begins."""
+        self._cancelled = token
 
 
 def _refresh_tied_head(worker) -> None:

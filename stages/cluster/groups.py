@@ -25,6 +25,8 @@ from stages.cluster.trainer import TrainerRank
 from stages.errors import UserError
 
 _ATTEMPTS = 3
+_LOOK_S = 0.5
+"""How often running engines are asked for what they have."""
 _DEATH_S = 5.0
 """How long after one rank failed Ray may take to say that another has died."""
 _MAKING = threading.Lock()
@@ -233,15 +235,15 @@ class Groups:
             ]  # fmt: skip
 
     def generate(self, state_id: str, folder: Path, precision: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *,
-                 temperature: float, max_tokens: int, stop: list[int], phase: str, chunk: int = 256,
+                 temperature: float, max_tokens: int, stop: list[int], phase: str,
                  greedy: Sequence[Sequence[int]] = (), greedy_tokens: int = 0,
                  finished: dict[int, tuple] | None = None, keep: Callable[[dict[int, tuple]], None] | None = None,
                  asking: Callable[[int], None] | None = None):  # fmt: skip
         """(ids, log-probabilities, finish reason) for each prompt, in order, over all engines; then for each of `greedy`.
 
-        greedy: prompts to answer with the likeliest tokens, `greedy_tokens` at most, beside the first chunk of the others.
-        finished: results by prompt index that a killed run had kept; keep: called with each new chunk's; asking: with the
-        number of prompts that will be finished after a chunk, before it is asked.
+        greedy: prompts to answer with the likeliest tokens, `greedy_tokens` at most, beside the others.
+        finished: results by prompt index that a killed run had kept; keep: called with the new ones about twice a second;
+        asking: with the number of prompts that are begun or done.
         An engine that dies is started again, and its unfinished prompts are asked again: seeds make them come out the same.
         """
         context, found = self.context, dict(finished or {})
@@ -255,24 +257,17 @@ class Groups:
                         how = ray.get([e.load.remote(state_id, str(folder), precision) for e in engines], timeout=600)
                     context.info.setdefault("weight_sync", []).append(how)
                     with context.phase("generation"):
-                        missing = [i for i in range(len(prompts)) if i not in found]
-                        beside = [i for i in range(len(prompts), len(asked)) if i not in found]
                         began, tokens = time.perf_counter(), 0
-                        for start in range(0, max(len(missing), 1), chunk * len(engines)):
-                            context.check()
-                            part = missing[start : start + chunk * len(engines)]
-                            if asking:
-                                asking(len(prompts) - len(missing) + start + len(part))
-                            part, beside = part + beside, []
-                            shares = [part[n :: len(engines)] for n in range(len(engines))]
-                            calls = [e.generate.remote(state_id, [asked[i] for i in share], stop=stop) for e, share in zip(engines, shares)]
-                            new = {i: r for share, results in zip(shares, ray.get(calls)) for i, r in zip(share, results)}
+                        done = sum(i < len(prompts) for i in found)
+                        for begun, new in self._answers(engines, state_id, [(i, *a) for i, a in enumerate(asked) if i not in found], stop):
                             found |= new
                             tokens += sum(len(r[0]) for r in new.values())
-                            if keep:
-                                keep({i: r for i, r in new.items() if i < len(prompts)})
-                            done = sum(i < len(prompts) for i in found)
-                            context.progress(phase, done, len(prompts), unit="prompt", tokens_per_s=tokens / (time.perf_counter() - began))
+                            if asking:
+                                asking(min(done + begun, len(prompts)))
+                            if keep and (sampled := {i: r for i, r in new.items() if i < len(prompts)}):
+                                keep(sampled)
+                            speed = tokens / (time.perf_counter() - began)
+                            context.progress(phase, sum(i < len(prompts) for i in found), len(prompts), unit="prompt", tokens_per_s=speed)
                 context.info.setdefault("pace", {}).setdefault(phase, {"tokens_per_s": tokens / max(time.perf_counter() - began, 1e-9)})
                 return [found[i] for i in range(len(asked))]
             except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
@@ -283,6 +278,26 @@ class Groups:
             except ray.exceptions.RayTaskError as error:
                 _end(engines)  # after an error on a GPU it would answer nothing but errors
                 raise _plain(error) from None
+
+    def _answers(self, engines: list[Any], state_id: str, asked: list[tuple], stop: list[int]):
+        """(Prompts begun or done, new results by index), again and again until all are there. Each engine has its share at once."""
+        token, begun = uuid.uuid4().hex, [0] * len(engines)
+        calls = [e.generate.remote(state_id, asked[n :: len(engines)], stop=stop, token=token) for n, e in enumerate(engines)]
+        try:
+            waiting = list(calls)
+            while waiting:
+                ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_S)
+                new = [answer for share in ray.get(ready) for answer in share]
+                for n, (call, engine) in enumerate(zip(calls, engines)):
+                    begun[n] = len(asked[n :: len(engines)])
+                    if call in waiting:
+                        begun[n], some = ray.get(engine.collect.remote(token), timeout=120)
+                        new += some
+                yield sum(begun), dict(new)
+                self.context.check()
+        finally:
+            for engine in engines:
+                engine.cancel.remote(token)
 
     def warm_up(self) -> None:
         """Start the trainer groups and engines while nothing needs them yet."""

@@ -5,7 +5,7 @@
 Victims: Snakemake, the rule's client, the dispatcher, an engine, a trainer rank, the whole local Ray head. A run that ends
 by itself must have the manifests of an undisturbed run; then the next one begins in an empty folder, until all kills are
 done. Printed for each kill: whom, in the middle of what, and what work was lost: never more than `save_every` steps of
-a training or one batch of prompts, or a stage that keeps no state and is short. Exit status 0 when all runs ended equal
+a training or what an engine answers at a time, or a stage that keeps no state and is short. Exit status 0 when all runs ended equal
 and no kill cost more than that.
 """
 
@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WORLD = Path(__file__).with_name("world.yaml")
 SAVE_EVERY = 10
 """The most steps between two states of any model in world.yaml."""
-BATCH = 256
-"""Responses that an engine is asked for at a time (cluster/groups.py)."""
+AT_A_TIME = 256
+"""Responses that an engine works at (hardware.engines.max_num_seqs)."""
 LOST = re.compile(r"rlhf: (?P<what>.+) goes on after (?P<kept>\d+) (?P<unit>steps|responses); (?P<again>\d+) lost")
 JOB = re.compile(r"^Job \d+: (.+)$")
 VICTIMS = {
@@ -172,8 +172,8 @@ def campaign(world: World, kills: int, rng: random.Random) -> int:
         print(f"run {runs} is complete after kills {pending}: {'equal' if same else 'NOT EQUAL'}", flush=True)
         pending.clear()
     print(f"{done} kills, {runs} runs, {equal} with the manifests of the undisturbed run")
-    print(f"most lost in one kill: {worst_steps} training steps, {worst_responses} responses (one batch is {BATCH})")
-    return 0 if equal == runs and worst_steps <= SAVE_EVERY and worst_responses <= BATCH else 1
+    print(f"most lost in one kill: {worst_steps} training steps, {worst_responses} responses (an engine works at {AT_A_TIME})")
+    return 0 if equal == runs and worst_steps <= SAVE_EVERY and worst_responses <= AT_A_TIME else 1
 
 
 def strike(world: World, process: subprocess.Popen, log: Path, rng: random.Random, number: int) -> str | None:

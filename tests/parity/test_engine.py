@@ -1,5 +1,6 @@
 """The engine says what transformers and the trainer say, after every change of its weights."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -38,7 +39,7 @@ def greedy(folder):
 def test_greedy_answers_come_beside_the_sampled_ones_which_they_do_not_change(engine, policies):
     folder, few = policies["tied"][0], 5
     for kept in ({}, {i: ([7], [-1.0], "length") for i in range(len(PROMPTS))}):
-        made = generate(engine, folder, finished=kept, chunk=3, greedy=PROMPTS[:few], greedy_tokens=8)
+        made = generate(engine, folder, finished=kept, greedy=PROMPTS[:few], greedy_tokens=8)
         assert made[: len(PROMPTS)] == (list(kept.values()) or generate(engine, folder))
         assert [ids for ids, _, _ in made[len(PROMPTS) :]] == [ids[:8] for ids in greedy(folder)[:few]]
 
@@ -75,9 +76,10 @@ def test_tokens_and_log_probability_bits_do_not_depend_on_batch_size_or_order(en
     folder = policies["tied"][0]
     together = generate(engine, folder)
     backwards = generate(engine, folder, PROMPTS[::-1], SEEDS[::-1])[::-1]
-    by_fives = generate(engine, folder, chunk=5)
+    with _few_at_a_time(engine, 3):
+        by_threes = generate(engine, folder)
     alone = [generate(engine, folder, [prompt], [seed])[0] for prompt, seed in list(zip(PROMPTS, SEEDS))[:3]]
-    assert together == backwards == by_fives and together[:3] == alone
+    assert together == backwards == by_threes and together[:3] == alone
     assert len({tuple(ids) for ids, _, _ in together}) == len(PROMPTS)
     assert generate(engine, folder, seeds=[seed + 1 for seed in SEEDS]) != together
 
@@ -99,11 +101,85 @@ def test_an_answer_is_stopped_by_the_end_token_which_it_keeps_or_cut_without_one
     assert generate(engine, folder, PROMPTS[:1], SEEDS[:1], stop=[end], max_tokens=first)[0][::2] == (free[0][0][:first], "length")
 
 
+@contextlib.contextmanager
+def _few_at_a_time(engine, count):
+    """The engine answers so many prompts at once."""
+
+    def limit(actor, count):
+        before, actor.settings = actor.settings["max_num_seqs"], actor.settings | {"max_num_seqs": count}
+        return before
+
+    (actor,) = engine._engines()
+    before = ray.get(actor.__ray_call__.remote(limit, count))
+    yield
+    ray.get(actor.__ray_call__.remote(limit, before))
+
+
+def test_answers_are_kept_as_they_come_and_those_of_a_run_that_was_cut_off_are_not_asked_again(engine, policies):
+    """With an engine whose every step takes a while."""
+    folder = policies["tied"][0]
+    prompts, seeds = PROMPTS[:7] * 6, list(range(42))
+    whole = generate(engine, folder, prompts, seeds)
+    (actor,) = engine._engines()
+    kept, asked = {}, []
+
+    def keep(new):
+        kept.update(new)
+        engine.context.check = cut
+
+    def cut():
+        raise KeyboardInterrupt
+
+    check = engine.context.check
+    with _few_at_a_time(engine, 6):
+        ray.get(actor.__ray_call__.remote(_slow, 0.05))
+        with pytest.raises(KeyboardInterrupt):
+            generate(engine, folder, prompts, seeds, keep=keep, asking=asked.append)
+        engine.context.check = check
+        assert 0 < len(kept) < len(prompts) and all(kept[i] == whole[i] for i in kept)
+        assert len(kept) <= asked[-1] <= len(kept) + 6
+        ray.get(actor.__ray_call__.remote(_slow, 0.0))
+        rest = {}
+        assert generate(engine, folder, prompts, seeds, finished=kept, keep=rest.update) == whole
+    assert rest.keys() == set(range(len(prompts))) - kept.keys(), "what was begun when it was cut off is begun again"
+
+
+def _slow(actor, seconds):
+    import time
+
+    core = actor.llm.llm_engine
+    core.step = lambda: time.sleep(seconds) or type(core).step(core)
+
+
+def test_an_engine_that_nobody_listens_to_stops(engine, policies):
+    folder = policies["tied"][0]
+    generate(engine, folder, PROMPTS[:1], SEEDS[:1])
+    (actor,) = engine._engines()
+
+    def forget(actor):
+        from stages.cluster import engine
+
+        engine._ABANDONED_S = 0.3
+
+    def remember(actor):
+        from stages.cluster import engine
+
+        engine._ABANDONED_S = 60.0
+
+    with _few_at_a_time(engine, 1):
+        ray.get([actor.__ray_call__.remote(forget), actor.__ray_call__.remote(_slow, 0.05)])
+        asked = [(i, PROMPTS[0], i, 1.0, LENGTH) for i in range(20)]
+        left = ray.get(actor.generate.remote(f"policy {folder}", asked, stop=[], token="gone"))
+        ray.get([actor.__ray_call__.remote(remember), actor.__ray_call__.remote(_slow, 0.0)])
+    assert len(left) < 3
+    assert len(generate(engine, folder)) == len(PROMPTS), "and then answers others"
+
+
 def test_asking_for_weights_that_the_engine_does_not_hold_is_an_error(engine, policies):
     generate(engine, policies["tied"][0], PROMPTS[:1], SEEDS[:1])
     (actor,) = engine._engines()
     with pytest.raises(RuntimeError, match=r"engine holds policy .*tied-11, not another"):
-        ray.get(actor.generate.remote("another", [(PROMPTS[0], 1, 1.0, 2)], stop=[]))
+        ray.get(actor.generate.remote("another", [(0, PROMPTS[0], 1, 1.0, 2)], stop=[], token="a"))
 
 
 def test_an_engine_whose_reload_failed_holds_nothing(engine, policies, tmp_path):
