@@ -10,10 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-PLUMBING = {
-    "stages.errors", "stages.manifest", "stages.plan", "stages.runner", "stages.upkeep", "stages.cluster.actors",
-    "stages.cluster.placement",
-}  # fmt: skip
+PLUMBING = {"stages.errors", "stages.manifest", "stages.plan", "stages.runner", "stages.cluster.actors", "stages.cluster.placement"}
 """Modules that carry results about and make none: whatever is edited in them, or in what they import, no number changes."""
 _PARSING = threading.Lock()
 """CPython 3.11's parser counts its depth for all threads together: two at once end in a SystemError."""

@@ -18,12 +18,10 @@ from typing import Any
 from stages import lineage, manifest, pointers
 from stages.keys import packages, run_key
 from stages.plan import STAGES, Node, Plan
-from stages.store import Store, open_store
+from stages.store import OPTIMIZER, Store, open_store
 from stages.targets import Target
 
 IN_PLACE, CACHED, REMOTE, COMPUTE = "in place", "cached", "remote", "compute"
-_OPTIMIZER = "optimizer/"
-"""What `rlhf gc` may trim from an artifact that something else continues."""
 
 
 @dataclass
@@ -76,7 +74,7 @@ class Resolution:
         if lying is not None and lying["key"] == key:
             missing = [n for n, e in lying["outputs"].items() if not _has(self.root / node.path / n, e["size"])]
             missing += _exchanged(self.root / node.path, lying, missing)
-            if not [n for n in missing if not n.startswith(_OPTIMIZER)]:
+            if not [n for n in missing if not n.startswith(OPTIMIZER)]:
                 return Found(IN_PLACE, key=key, content=lying["content"], trimmed=bool(missing))
             why = f"{missing[0]} is missing or not whole"
         else:
@@ -87,11 +85,11 @@ class Resolution:
             return Found(COMPUTE, why, key, stale=stale)
         content = record["manifest"]["content"]
         lacking = self.store.lacks(record["files"].values())
+        trimmed = any(n not in record["files"] for n in record["manifest"]["outputs"])
         if not lacking:
-            trimmed = any(n not in record["files"] for n in record["manifest"]["outputs"])
             return Found(CACHED, why, key, content, stale, trimmed)
         if self.store.remote and key in self._tracked:
-            return Found(REMOTE, why, key, content, stale)
+            return Found(REMOTE, why, key, content, stale, trimmed)
         return Found(COMPUTE, "its files are neither here nor in a remote", key, content, stale)
 
     @cached_property
@@ -133,7 +131,7 @@ class Resolution:
         linked = fetched = 0
         for path, node in reversed(self.closure.items()):
             f = self.found[path]
-            if path in whole and f.trimmed and f.state != REMOTE:
+            if path in whole and f.trimmed:
                 f.state, f.why, f.stale = COMPUTE, "its optimizer state was trimmed, and what continues it needs it", True
                 if not dry:
                     self.store.forget(f.key)  # or the job would only restore it, as trimmed as it is

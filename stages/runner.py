@@ -38,7 +38,7 @@ class Context:
     def __init__(self, job: dict, runtime: dict, root: Path, key: str, emit: Emit, cancelled: threading.Event, inputs: dict[str, dict]):
         self.job, self.runtime, self.root, self.key = job, runtime, root, key
         self.params: dict[str, Any] = job["params"]
-        self.hints: dict[str, Any] = job["hints"]
+        self.hints: dict[str, Any] = dict(job["hints"])
         self.model: str = job["model"]
         self.work = root / WORK / key
         self.out, self.state = self.work / "out", self.work / "state"
@@ -148,10 +148,11 @@ def run_job(job: dict, runtime: dict, cwd: str, emit: Emit, cancelled: threading
                 return {"status": "restored", "seconds": time.perf_counter() - began, "key": key}
             while store.quarantined:
                 emit({"event": "log", "message": f"damaged: {store.quarantined.pop()}; it is made again"})
-            _check_disk(root, job)
             context = Context(job, runtime, root, key, emit, cancelled, inputs)
-            _warm_up(context)
             shutil.rmtree(context.out, ignore_errors=True)
+            _free_earlier(context)
+            _check_disk(root, job, context.state)
+            _warm_up(context)
             context.out.mkdir(parents=True)
             context.state.mkdir(exist_ok=True)
             importlib.import_module(plan.STAGES[job["stage"]].module).run(context)
@@ -272,14 +273,32 @@ _BYTES_A_PARAMETER = 26
 """Of a training, the most: weights 4, the optimizer's moments 8, a saved state 12; in bfloat16 2, with masters 12, and 12."""
 
 
-def _check_disk(root: Path, job: dict) -> None:
-    """Room for what is written at all, and for what a training leaves and needs meanwhile, judged by the models that it starts from."""
+def _free_earlier(context: Context) -> None:
+    """Optimizer states that the model's configuration does not keep. What stands in the way of that is said, and costs only space."""
+    keep = context.hints.pop("keep_optimizers", None)
+    if keep is None or "previous" not in context.job["inputs"]:
+        return
+    from stages import upkeep
+
+    with context.phase("writing"):
+        try:
+            upkeep.trim(context.root, context.input("previous"), keep)
+        except (UserError, OSError) as error:
+            context.log(f"optimizer states of earlier iterations were not freed: {error}")
+
+
+def _check_disk(root: Path, job: dict, state: Path) -> None:
+    """Room for what is written at all, and for what a training leaves and needs meanwhile, judged by the models that it starts from.
+
+    A state that an interrupted run has saved is there already.
+    """
     parameters = 0
     for role in ("base", "actor", "critic") if "save_every" in job["hints"] else ():
         if path := job["inputs"].get(role):
             own = "critic" if role == "critic" and job["params"]["iteration"] > 1 else "actor"
             parameters += sum(map(_parameters, (root / plan.model_folder(path, own)).glob("*.safetensors")))
-    wanted = 64 * 2**20 + _BYTES_A_PARAMETER * parameters
+    saved = sum(path.stat().st_size for path in state.rglob("step-*/*.safetensors"))
+    wanted = 64 * 2**20 + max(0, _BYTES_A_PARAMETER * parameters - saved)
     free = shutil.disk_usage(root).free
     if free < wanted:
         raise UserError(

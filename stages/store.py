@@ -19,6 +19,8 @@ from typing import Any
 from stages import manifest
 from stages.errors import UserError
 
+OPTIMIZER = "optimizer/"
+"""What may be freed of an artifact that something else continues: it still counts as whole."""
 _LOCK = threading.Lock()
 
 
@@ -90,8 +92,17 @@ class Store:
             return []
 
     def tracked(self) -> set[str]:
-        """Every object that any .dvc file or dvc.lock of the workspace names: ours and the user's own."""
-        found = {info.value for infos in self.repo.used_objs().values() for info in infos}
+        """Every object that any .dvc file or dvc.lock of the workspace names: ours and the user's own.
+
+        Raises UserError when DVC cannot read one of them.
+        """
+        from dvc.exceptions import DvcException
+
+        try:
+            used = self.repo.used_objs(force=True)  # also where a folder's list is in a remote only
+        except DvcException as error:
+            raise UserError(f"{self.repo.root_dir}: DVC: {error.__cause__ or error}; mend the file that it names") from None
+        found = {info.value for infos in used.values() for info in infos}
         return found | {oid for tree in found if tree.endswith(".dir") for oid in self.tree(tree)}
 
     def lacks(self, oids: Iterable[str]) -> list[str]:
@@ -121,8 +132,11 @@ class Store:
         """Store an artifact that lies in its place and has no record; returns its record."""
         files: dict[str, str] = {}
         for top in sorted({name.split("/")[0] for name in made["outputs"]}):
-            oid, inner = self.add(artifact / top)
-            files |= {f"{top}/{name}": one for name, one in inner.items()} or {top: oid}
+            path = artifact / top
+            if not path.exists() and top == OPTIMIZER.rstrip("/"):
+                continue  # freed
+            oid, inner = self.add(path)
+            files |= {f"{top}/{name}": one for name, one in inner.items()} if path.is_dir() else {top: oid}
         self.remember(made["key"], {"files": files, "manifest": made})
         return {"files": files, "manifest": made}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from stages import arrow, manifest, upkeep
+from stages import arrow, manifest
 from stages.cluster.groups import source
 from stages.cluster.recipe import Recipe
 from stages.cluster.rows import Rows
@@ -20,8 +21,6 @@ def run(context) -> None:
     experience = experience.filter(experience["used"])
     columns = {name: experience[name].to_pylist() for name in _COLUMNS}
     sequences = list(zip(columns["prompt_ids"], columns["response_ids"]))
-    hints = dict(context.hints)
-    _trim(context, hints.pop("keep_optimizers"))
     roles = ("actor", "critic") if "critic" in context.job["inputs"] else ("actor",)
     work = {
         "actor": (
@@ -52,7 +51,7 @@ def run(context) -> None:
         optimizer = params[role]
         per_iteration = params["epochs"] * math.ceil(responses / optimizer["batch_size"])
         own = "critic" if role == "critic" and params["iteration"] > 1 else "actor"  # the first critic is no update's
-        before = context.input("previous") / "optimizer" / role if "previous" in context.job["inputs"] else None
+        before = _optimizer(context.input("previous"), role) if "previous" in context.job["inputs"] else None
         done[role] = cluster.train(
             role,
             source(context, role, "causal" if role == "actor" else "scorer", role=own, precision=params["precision"],
@@ -60,7 +59,7 @@ def run(context) -> None:
             Rows.of(sequences, token_fields=fields),
             Recipe(objective, optimizer, params["epochs"], params["seed"] + params["iteration"], options,
                    first_step=(params["iteration"] - 1) * per_iteration, total_steps=params["horizon"] * per_iteration,
-                   **hints, state=str(context.state / role), **(_actor_only(params) if role == "actor" else {})),
+                   **context.hints, state=str(context.state / role), **(_actor_only(params) if role == "actor" else {})),
             f"{params['iteration']} {role}",
             mixed=mixed if role == "actor" else None,
             folder=context.out / ("model" if role == "actor" else "critic"),
@@ -79,6 +78,13 @@ def run(context) -> None:
         context.out / "metrics.arrow", arrow.METRICS,
         [row for role in roles for row in arrow.metric_rows(role, done[role]["metrics"])],
     )  # fmt: skip
+
+
+def _optimizer(previous: Path, role: str) -> Path:
+    """Where a role's optimizer state lies, without `.safetensors`."""
+    if not any((previous / "optimizer").glob(f"{role}*.safetensors")):
+        raise UserError(f"{previous}: its optimizer state was freed; the same command makes it again")
+    return previous / "optimizer" / role
 
 
 def _side_by_side(train, roles: tuple[str, ...], apart: bool) -> None:
@@ -134,19 +140,6 @@ def _look_for_idle(context, advantages, responses: int) -> None:
         if idle >= _PATIENCE:
             raise UserError(f"{context.model}: trains-nothing: {idle} iterations in a row ({' and '.join(reasons)}); look at the rewards")
     context.facts["idle_iterations"] = idle
-
-
-def _trim(context, keep: int | None) -> None:
-    """Free the optimizer states of all iterations before the newest `keep`."""
-    if keep is None or "previous" not in context.job["inputs"]:
-        return
-    artifact, earlier = context.input("previous"), []
-    while (artifact / manifest.NAME).exists() and (before := manifest.read(artifact)["inputs"].get("previous")):
-        artifact = context.root / before["path"]
-        earlier.append(artifact)
-    if whole := [folder for folder in earlier[keep - 1 :] if any((folder / "optimizer").glob("*"))]:
-        with context.phase("writing"):
-            upkeep.trim(context.root, whole)
 
 
 def _hashes(folder) -> dict[str, str]:

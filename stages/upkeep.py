@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages import manifest, pointers
+from stages import locks, manifest, pointers
 from stages.errors import UserError
-from stages.store import Store
+from stages.store import OPTIMIZER, Store
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """Shows progress over an iterable: (items, what, how many)."""
@@ -49,7 +50,7 @@ def _broken(artifact: Path) -> list[str]:
     def right(name: str, expected: dict) -> bool:
         path = artifact / name
         if not path.is_file():
-            return name.startswith("optimizer/")  # trimmed
+            return name.startswith(OPTIMIZER)  # trimmed
         return path.stat().st_size == expected["size"] and manifest.hash_file(path) == expected["sha256"]
 
     return [name for name, expected in manifest.read(artifact)["outputs"].items() if not right(name, expected)]
@@ -69,12 +70,13 @@ class Garbage:
     object_bytes: int = 0
 
     def trim(self, key: str, record: dict[str, Any], places: Iterable[Path], pinned: Collection[str]) -> None:
-        """Add an artifact's optimizer state, with the folders where the artifact lies."""
-        optimizer = {n: o for n, o in record["files"].items() if n.startswith("optimizer/") and o not in pinned}
-        if optimizer:
-            self.trims[key] = record | {"files": {n: o for n, o in record["files"].items() if n not in optimizer}}
+        """Add an artifact's optimizer state, on record and in the folders where the artifact lies."""
+        files = record["files"]
+        optimizer = [n for n in record["manifest"]["outputs"] if n.startswith(OPTIMIZER) and files.get(n) not in pinned]
+        if any(n in files for n in optimizer):
+            self.trims[key] = record | {"files": {n: o for n, o in files.items() if n not in optimizer}}
             self.optimizer_bytes += sum(record["manifest"]["outputs"][n]["size"] for n in optimizer)
-            self.folders += [place / n for place in places for n in optimizer if (place / n).exists()]
+        self.folders += [place / n for place in places for n in optimizer if (place / n).exists()]
 
 
 def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
@@ -83,8 +85,7 @@ def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
 
     Raises UserError when the cache is not this project's own: others' results would look like garbage.
     """
-    if not Path(store.cache.path).resolve().is_relative_to(root.resolve()):
-        raise UserError(f"{store.cache.path}: a cache outside of this project, perhaps of several; gc frees only a project's own")
+    _require_own(store, root)
     found = Garbage()
     records = dict(store.all_records())
     kept = _named(store, root, records)
@@ -109,33 +110,68 @@ def garbage(store: Store, root: Path, planned: Collection[str]) -> Garbage:
 
 
 def collect(store: Store, found: Garbage) -> None:
-    """Free it: records first, so that nothing names an object that is gone."""
+    """Free it: records first, so that nothing names an object that is gone; what lies in place last, as a sign of what is not done."""
     for key, record in found.trims.items():
         store.replace(key, record)
     for key in found.results:
         store.forget(key)
+    for oid in found.objects:
+        store.path(oid).unlink(missing_ok=True)
     for path in found.folders:
         if path.is_dir():
             (path / manifest.NAME).unlink(missing_ok=True)  # not taken for an artifact while it goes
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    for oid in found.objects:
-        store.path(oid).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # other files are left in it
+                path.parent.rmdir()
 
 
-def trim(root: Path, artifacts: Iterable[Path]) -> None:
-    """Free the optimizer states of artifacts that a later one continues. No other record loses an object by it."""
+def trim(root: Path, newest: Path, keep: int) -> None:
+    """Free the optimizer states of iterations before the last `keep`, of which `newest` is the last.
+
+    What a pointer names, what DVC tracks otherwise, what another result shares and what another job is at stay.
+    Raises UserError when the cache is not this project's own, or DVC cannot say what it tracks.
+    """
+    old = [artifact for artifact in _earlier(root, newest)[keep - 1 :] if any((artifact / OPTIMIZER).glob("*"))]
+    if not old:
+        return
     store = Store(root)  # which sees what DVC tracks by now
-    pinned, records, found = _pinned(store, root), dict(store.all_records()), Garbage()
-    for artifact in artifacts:
+    _require_own(store, root)
+    pinned, named = _pinned(store, root), {pointer["meta"]["run_key"] for _, pointer in pointers.all_pointers(root)}
+    for artifact in old:
         key = manifest.read(artifact)["key"]
-        if key in records:
-            found.trim(key, records[key], [artifact], pinned)
-    gone = {o for key, record in found.trims.items() for o in records[key]["files"].values()}
-    needed = pinned | {o for key in records for o in found.trims.get(key, records[key])["files"].values()}
-    found.objects = sorted(gone - needed)
-    collect(store, found)
+        with contextlib.suppress(BlockingIOError), locks.one_at_a_time(root, key, waiting=_give_up):
+            record = store.record(key)
+            if record is None or key in named:
+                continue
+            found = Garbage()
+            found.trim(key, record, [artifact], pinned)
+            others = {o for other, r in store.all_records() if other != key for o in r["files"].values()}
+            kept = pinned | others | set(found.trims.get(key, record)["files"].values())
+            found.objects = sorted(set(record["files"].values()) - kept)
+            collect(store, found)
+
+
+def _earlier(root: Path, artifact: Path) -> list[Path]:
+    """The iterations before one, the newest first, as far as what it was made from lies there."""
+    found, previous = [], manifest.read(artifact)["inputs"].get("previous")
+    while previous and (root / previous["path"] / manifest.NAME).exists():
+        made = manifest.read(root / previous["path"])
+        if made["key"] != previous["key"]:
+            break
+        found.append(root / previous["path"])
+        previous = made["inputs"].get("previous")
+    return found
+
+
+def _give_up() -> None:
+    raise BlockingIOError
+
+
+def _require_own(store: Store, root: Path) -> None:
+    if not Path(store.cache.path).resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{store.cache.path}: a cache outside of this project, perhaps of several; only a project's own is freed")
 
 
 def _pinned(store: Store, root: Path) -> set[str]:

@@ -40,7 +40,7 @@ def save(engine, folder: Path, progress: dict[str, Any], *, precision: str) -> N
 
     from stages.cluster import zero
 
-    target, temporary = folder / f"step-{progress['step']:08d}", folder / ".step"
+    target, temporary = folder / f"step-{progress['step']:08d}", folder / f".step-{os.environ['MASTER_PORT']}"  # the group's own
     first = torch.distributed.get_rank() == 0
     if first:
         shutil.rmtree(temporary, ignore_errors=True)

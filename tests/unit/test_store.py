@@ -132,7 +132,7 @@ def test_a_training_wants_room_for_weights_optimizer_and_saved_state_of_all_that
             free = (low + high) // 2
             monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: namedtuple("usage", "total used free")(2**40, 0, free))
             try:
-                runner._check_disk(root, job)
+                runner._check_disk(root, job, root / "results/work/state")
                 high = free
             except UserError:
                 low = free + 1
@@ -142,4 +142,7 @@ def test_a_training_wants_room_for_weights_optimizer_and_saved_state_of_all_that
     assert wanted({"base": base}, save_every=100) == 26_000_000
     assert wanted({"actor": update, "critic": update}, iteration=2, save_every=100) == 52_000_000
     assert wanted({"actor": base, "critic": base}, save_every=100) == 52_000_000
+    (root / "results/work/state/actor/step-00000002").mkdir(parents=True)
+    (root / "results/work/state/actor/step-00000002/weights.safetensors").write_bytes(bytes(4_000_000))
+    assert wanted({"actor": base, "critic": base}, save_every=100) == 48_000_000, "a saved state is there already"
     assert wanted({"policy": base}) == 0, "what trains nothing writes no weights"
