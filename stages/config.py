@@ -58,6 +58,7 @@ class Engines(Section):
     threads: PositiveInt = 2
     """CPU threads of one engine."""
     max_num_seqs: PositiveInt = 256
+    """Prompts that an engine answers at the same time; each that ends makes room for the next."""
     max_model_len: PositiveInt = 4096
     """Longest prompt plus response of an engine, if the model's own context is longer."""
     kv_cache_mb: PositiveInt = 64
