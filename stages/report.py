@@ -20,8 +20,20 @@ def run(job: dict[str, Any]) -> None:
     own = {name: job["evaluations"][name] for name in sorted(job["evaluations"], key=lambda name: name != job["baseline"])}
     rows = [_row(name, Path(path)) | _seconds(job, name) for name, path in own.items()]
     _link(job)
+    if job["sweep"]:
+        first = {label: name for name, label in reversed(job["sweep"].items())}.values()
+        shown = {name: path for name, path in own.items() if name == job["baseline"] or name in first}
+        text = _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, shown)
+    else:
+        text = _summary(rows, job["baseline"], {}, own)
+        _refresh(job)
+    manifest.write_text(REPORT / f"{job['target']}.md", text)
     made = {path: manifest.read(Path(path))["content"] for path in own.values()}
-    manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job, "made": made})
+    manifest.write_json(REPORT / f"{job['target']}.json", {"rows": rows, "job": job, "made": made})  # the last: then all is there
+
+
+def _refresh(job: dict[str, Any]) -> None:
+    """The common tables: of all targets of the experiment, what is finished and was judged as this target's models are."""
     jobs = [json.loads(p.read_text())["job"] for p in sorted(REPORT.glob("*.json")) if p.name != "summary.json"]
     evaluations, models, iterations, seconds = {}, {}, {}, {}
     for other in [*(j for j in jobs if j["experiment"] == job["experiment"]), job]:
@@ -29,22 +41,16 @@ def run(job: dict[str, Any]) -> None:
         models |= {n: p for n, p in other["models"].items() if (Path(p) / manifest.NAME).exists()}
         iterations |= other["iterations"]
         seconds |= {n: _seconds(other, n) for n in other["evaluations"]}
-    if job["sweep"]:
-        first = {label: name for name, label in reversed(job["sweep"].items())}.values()
-        shown = {name: path for name, path in own.items() if name == job["baseline"] or name in first}
-        manifest.write_text(REPORT / f"{job['target']}.md", _points(rows, job) + "\n" + _summary(rows, job["baseline"], {}, shown))
-        return
-    manifest.write_text(REPORT / f"{job['target']}.md", _summary(rows, job["baseline"], {}, own))
     setting = {name: _setting(Path(path)) for name, path in evaluations.items()}
     others = sorted(name for name in evaluations if setting[name] != setting[job["baseline"]])
     ordered = sorted(evaluations.keys() - others, key=lambda name: (name != job["baseline"], [*evaluations].index(name)))
     rows = [_row(name, Path(evaluations[name])) | seconds[name] for name in ordered]
-    manifest.write_json(REPORT / "summary.json", rows)
     text = _summary(rows, job["baseline"], models, {n: evaluations[n] for n in ordered})
     if others:
         text += f"Not shown, since they were judged by another {job['baseline']}, other prompts or rewards: {', '.join(others)}.\n"
-    manifest.write_text(REPORT / "summary.md", text)
     manifest.write_text(REPORT / "timings.md", _timings(iterations))
+    manifest.write_text(REPORT / "summary.md", text)
+    manifest.write_json(REPORT / "summary.json", rows)
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
@@ -60,7 +66,7 @@ def _setting(evaluation: Path) -> list[dict[str, Any]]:
     """What the numbers of an evaluation depend on besides the policy: only those of one setting may stand in one table."""
     made = manifest.read(evaluation)
     inputs = {name: i["content"] for name, i in made["inputs"].items() if name not in ("policy", "baseline")}
-    return [inputs, {name: made["params"][name] for name in ("rewards", "judge", "sampling", "seed")}]
+    return [inputs, {name: made["params"].get(name) for name in ("rewards", "judge", "sampling", "seed")}]
 
 
 def _seconds(job: dict[str, Any], model: str) -> dict[str, float | None]:

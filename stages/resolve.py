@@ -201,10 +201,12 @@ class Resolution:
     def report_is_current(self, target: Target) -> bool:
         """Whether a target's own report is, and the common summary shows it, not what another configuration made since."""
         made = {p: self.found[p].content for p in target.job["evaluations"].values()}
+        folder, name = self.root / "results/report", target.job["target"]
         try:
-            found = json.loads((self.root / "results/report" / f"{target.job['target']}.json").read_text())
-            shown = found["rows"] if target.job["sweep"] else json.loads((self.root / "results/report/summary.json").read_text())
-            return found["job"] == target.job and found["made"] == made and all(row in shown for row in found["rows"])
+            found = json.loads((folder / f"{name}.json").read_text())
+            shown = found["rows"] if target.job["sweep"] else json.loads((folder / "summary.json").read_text())
+            whole = (folder / f"{name}.md").exists() and all(row in shown for row in found["rows"])
+            return whole and found["job"] == target.job and found["made"] == made
         except (FileNotFoundError, ValueError, KeyError):
             return False
 

@@ -7,6 +7,7 @@ import json
 
 from stages import arrow, manifest
 from stages.algorithms.planner import epoch_order
+from stages.cluster import saved_state
 from stages.errors import UserError
 
 _PROBES = 4
@@ -27,10 +28,10 @@ def run(context) -> None:
     asked = [(row, tokens, sample) for row, tokens in zip(chosen, ids) for sample in range(params["samples_per_prompt"])]
     seeds = [sample_seed(params["seed"], params["iteration"], row["id"], sample) for row, _, sample in asked]
 
-    kept, asked_for = context.state / "finished.jsonl", context.state / "asked"
+    kept, begun = context.state / "finished.jsonl", saved_state.reached(str(context.state))
     finished = {i: tuple(r) for line in _whole_lines(kept) for i, r in json.loads(line)}
-    if asked_for.exists():
-        context.resumed("generation", len(finished), int(asked_for.read_text()) - len(finished), "responses")
+    if begun is not None:
+        context.resumed("generation", len(finished), begun - len(finished), "responses")
 
     def keep(new: dict[int, tuple]) -> None:
         with kept.open("a") as file:
@@ -39,7 +40,7 @@ def run(context) -> None:
     made = cluster.generate(
         state_id, folder, precision, [t for _, t, _ in asked], seeds, temperature=sampling["temperature"],
         max_tokens=sampling["max_tokens"], stop=stop, phase="generation", finished=finished, keep=keep,
-        asking=lambda n: manifest.write_text(asked_for, str(n)),
+        asking=lambda n: saved_state.mark(str(context.state), n),
         greedy=ids[:_PROBES], greedy_tokens=min(_PROBE_TOKENS, sampling["max_tokens"]),
     )  # fmt: skip
     results, probes = made[: len(asked)], made[len(asked) :]

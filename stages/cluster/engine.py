@@ -50,7 +50,8 @@ class Engine(Resident):
             self.release("policy")
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
             self.llm.collective_rpc(_refresh_tied_head)
-            self.llm.reset_prefix_cache()
+            if not self.llm.reset_prefix_cache():
+                raise RuntimeError("vLLM keeps a cache of the weights before")
             how = "reloaded"
         self.hold("policy", state_id)
         return {"seconds": time.perf_counter() - began, "how": how}
@@ -83,8 +84,8 @@ class Engine(Resident):
 
         An answer is (response ids with their end-of-text, log-probabilities at the temperature, finish reason). Each prompt has
         its own seed, so tokens do not depend on batch, order or engine; temperature 0 is greedy. `max_num_seqs` are answered at a
-        time, and each that ends makes room for the next. token: names this call for `collect` and `cancel`; nobody collects for
-        a minute: the asker is gone, and the rest is not answered.
+        time, and each that ends makes room for the next. token: names this call for `collect` and `cancel`; where nobody
+        collects for a minute, the asker is gone, and the rest is not answered.
         Raises RuntimeError when the engine does not hold `state_id`.
         """
         from vllm import SamplingParams
@@ -95,23 +96,25 @@ class Engine(Resident):
         engine, waiting, begun = self.llm.llm_engine, deque(asked), {}
         self._answered, self._begun, self._collected, self._token = SimpleQueue(), 0, time.monotonic(), token
         with self.working("generation"):
-            while (waiting or begun) and token != self._cancelled and time.monotonic() - self._collected < _ABANDONED_S:
-                while waiting and len(begun) < self.settings["max_num_seqs"]:
-                    index, prompt, seed, temperature, max_tokens = waiting.popleft()
-                    sampling = SamplingParams(
-                        temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, stop_token_ids=stop, ignore_eos=True,
-                        detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-                    )  # fmt: skip
-                    engine.add_request(f"{token}/{index}", {"prompt_token_ids": prompt}, sampling)
-                    begun[f"{token}/{index}"] = index
-                    self._begun += 1
-                for output in engine.step():
-                    if output.finished:
-                        made = output.outputs[0]
-                        ids = list(made.token_ids)
-                        logprobs = [float(step[token_id].logprob) for step, token_id in zip(made.logprobs, ids)]
-                        self._answered.put((begun.pop(output.request_id), (ids, logprobs, made.finish_reason)))
-            engine.abort_request(list(begun))
+            try:
+                while (waiting or begun) and token != self._cancelled and time.monotonic() - self._collected < _ABANDONED_S:
+                    while waiting and len(begun) < self.settings["max_num_seqs"]:
+                        index, prompt, seed, temperature, max_tokens = waiting.popleft()
+                        sampling = SamplingParams(
+                            temperature=temperature, max_tokens=max_tokens, seed=seed, logprobs=0, stop_token_ids=stop, ignore_eos=True,
+                            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+                        )  # fmt: skip
+                        engine.add_request(f"{token}/{index}", {"prompt_token_ids": prompt}, sampling)
+                        begun[f"{token}/{index}"] = index
+                        self._begun += 1
+                    for output in engine.step():
+                        if output.finished:
+                            made = output.outputs[0]
+                            ids = list(made.token_ids)
+                            logprobs = [float(step[token_id].logprob) for step, token_id in zip(made.logprobs, ids)]
+                            self._answered.put((begun.pop(output.request_id), (ids, logprobs, made.finish_reason)))
+            finally:
+                engine.abort_request(list(begun))
         return self.collect(token)[1]
 
     @ray.method(concurrency_group="control")

@@ -257,19 +257,26 @@ class Groups:
                         how = ray.get([e.load.remote(state_id, str(folder), precision) for e in engines], timeout=600)
                     context.info.setdefault("weight_sync", []).append(how)
                     with context.phase("generation"):
-                        began, tokens = time.perf_counter(), 0
+                        began, tokens, told = time.perf_counter(), 0, -1
                         done = sum(i < len(prompts) for i in found)
                         for begun, new in self._answers(engines, state_id, [(i, *a) for i, a in enumerate(asked) if i not in found], stop):
                             found |= new
                             tokens += sum(len(r[0]) for r in new.values())
-                            if asking:
-                                asking(min(done + begun, len(prompts)))
+                            if asking and told != min(done + begun, len(prompts)):
+                                told = min(done + begun, len(prompts))
+                                asking(told)
                             if keep and (sampled := {i: r for i, r in new.items() if i < len(prompts)}):
                                 keep(sampled)
                             speed = tokens / (time.perf_counter() - began)
                             context.progress(phase, sum(i < len(prompts) for i in found), len(prompts), unit="prompt", tokens_per_s=speed)
                 context.info.setdefault("pace", {}).setdefault(phase, {"tokens_per_s": tokens / max(time.perf_counter() - began, 1e-9)})
-                return [found[i] for i in range(len(asked))]
+                if len(found) == len(asked):
+                    return [found[i] for i in range(len(asked))]
+                if attempt + 1 == _ATTEMPTS:
+                    raise RuntimeError(
+                        f"the engines were not asked for a minute and gave up, {_ATTEMPTS} times; is this machine overloaded?"
+                    )
+                context.log("the engines were not asked for a minute and gave up; what is left is asked again")
             except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
                 _end(engines)
                 if attempt + 1 == _ATTEMPTS:
@@ -281,18 +288,17 @@ class Groups:
 
     def _answers(self, engines: list[Any], state_id: str, asked: list[tuple], stop: list[int]):
         """(Prompts begun or done, new results by index), again and again until all are there. Each engine has its share at once."""
-        token, begun = uuid.uuid4().hex, [0] * len(engines)
+        token = uuid.uuid4().hex
         calls = [e.generate.remote(state_id, asked[n :: len(engines)], stop=stop, token=token) for n, e in enumerate(engines)]
         try:
             waiting = list(calls)
             while waiting:
                 ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_S)
                 new = [answer for share in ray.get(ready) for answer in share]
-                for n, (call, engine) in enumerate(zip(calls, engines)):
-                    begun[n] = len(asked[n :: len(engines)])
-                    if call in waiting:
-                        begun[n], some = ray.get(engine.collect.remote(token), timeout=120)
-                        new += some
+                begun = [len(asked[n :: len(engines)]) for n in range(len(engines))]
+                working = [n for n, call in enumerate(calls) if call in waiting]
+                for n, (count, some) in zip(working, ray.get([engines[n].collect.remote(token) for n in working], timeout=120)):
+                    begun[n], new = count, new + some
                 yield sum(begun), dict(new)
                 self.context.check()
         finally:

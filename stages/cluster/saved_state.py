@@ -20,13 +20,13 @@ def step(state: Path) -> int:
 
 
 def reached(folder: str) -> int | None:
-    """The last step that was taken, saved or not; None before the first."""
+    """The last step that was taken, or how many prompts were begun, saved or not; None before the first."""
     path = Path(folder) / "reached"
     return int(path.read_text()) if path.exists() else None
 
 
 def mark(folder: str, step: int) -> None:
-    """Note that a step was taken, so that a resumed run can say how much is done again."""
+    """Note that a step was taken (or so many prompts begun), so that a resumed run can say how much is done again."""
     path = Path(folder) / "reached"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".reached-{os.getpid()}")

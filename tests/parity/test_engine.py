@@ -155,24 +155,35 @@ def test_an_engine_that_nobody_listens_to_stops(engine, policies):
     folder = policies["tied"][0]
     generate(engine, folder, PROMPTS[:1], SEEDS[:1])
     (actor,) = engine._engines()
-
-    def forget(actor):
-        from stages.cluster import engine
-
-        engine._ABANDONED_S = 0.3
-
-    def remember(actor):
-        from stages.cluster import engine
-
-        engine._ABANDONED_S = 60.0
-
     with _few_at_a_time(engine, 1):
-        ray.get([actor.__ray_call__.remote(forget), actor.__ray_call__.remote(_slow, 0.05)])
+        ray.get([actor.__ray_call__.remote(_patience, 0.3), actor.__ray_call__.remote(_slow, 0.05)])
         asked = [(i, PROMPTS[0], i, 1.0, LENGTH) for i in range(20)]
         left = ray.get(actor.generate.remote(f"policy {folder}", asked, stop=[], token="gone"))
-        ray.get([actor.__ray_call__.remote(remember), actor.__ray_call__.remote(_slow, 0.0)])
+        ray.get([actor.__ray_call__.remote(_patience, 60.0), actor.__ray_call__.remote(_slow, 0.0)])
     assert len(left) < 3
     assert len(generate(engine, folder)) == len(PROMPTS), "and then answers others"
+
+
+def test_what_an_engine_gave_up_because_it_was_not_asked_for_a_while_is_asked_again(engine, policies, monkeypatch):
+    folder = policies["tied"][0]
+    whole = generate(engine, folder)
+    (actor,) = engine._engines()
+    ray.get([actor.__ray_call__.remote(_patience, 0.2), actor.__ray_call__.remote(_slow, 0.05)])
+    said = []
+
+    def log(message):
+        said.append(message)
+        ray.get([actor.__ray_call__.remote(_patience, 60.0), actor.__ray_call__.remote(_slow, 0.0)])
+
+    monkeypatch.setattr(engine.context, "log", log)
+    assert generate(engine, folder) == whole
+    assert said == ["the engines were not asked for a minute and gave up; what is left is asked again"]
+
+
+def _patience(actor, seconds):
+    from stages.cluster import engine
+
+    engine._ABANDONED_S = seconds
 
 
 def test_asking_for_weights_that_the_engine_does_not_hold_is_an_error(engine, policies):

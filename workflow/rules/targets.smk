@@ -24,13 +24,15 @@ rule track:
 
 
 rule report:
-    """Tables of what a target made; results/report/summary.md and summary.json show all that is finished and was judged alike."""
+    """Tables of what a target made; results/report/summary.md and summary.json show all that is finished and was judged alike; one at a time."""
     input:
         lambda w: unless_current(f"results/report/{w.target}.json", TARGETS[w.target].core.values()),
     output:
         "results/report/{target}.json",
     wildcard_constraints:
         target="|".join(map(re.escape, TARGETS)),
+    resources:
+        report=1,
     message:
         "report {wildcards.target}"
     shell:
