@@ -1,5 +1,6 @@
 """Never compute twice, never trust blindly, lose nothing: the run cache, DVC remotes, damage, sweeps, reruns."""
 
+import base64
 import json
 import random
 import re
@@ -84,6 +85,25 @@ def test_everything_is_linked_back_after_results_are_deleted(finished):
     done = finished.run("ppo_final")
     assert NOTHING in done.stderr and finished.manifests() == finished.expected
     assert "up to date" in dvc(finished, "status")
+
+
+def test_a_mark_that_snakemake_left_behind_takes_no_finished_result_away(finished):
+    """On a full disk it can neither note that a job has ended nor take its mark back."""
+    made = finished.artifact("evaluation-sft-*").relative_to(finished.folder) / "manifest.json"
+    (finished.folder / ".snakemake/incomplete" / base64.urlsafe_b64encode(str(made).encode()).decode()).write_text(
+        '{"external_jobid": null}'
+    )
+    done = finished.run("ppo_final")
+    assert NOTHING in done.stderr and finished.manifests() == finished.expected
+
+
+def test_a_report_that_was_cut_off_is_made_whole(finished):
+    report = finished.folder / "results/report"
+    whole = {path.name: path.read_text() for path in report.iterdir()}
+    for lost in ("ppo.md", "summary.json", "ppo.json"):
+        (report / lost).unlink()
+        assert NOTHING in finished.run("ppo_final").stderr
+        assert {path.name: path.read_text() for path in report.iterdir()} == whole
 
 
 def flip(victim: Path, at: int) -> None:
