@@ -64,7 +64,7 @@ class Tensors(Mapping[str, Tensor]):
     def __init__(self, stem: Path):
         whole = _place(stem, 0, 1)
         paths = [whole] if whole.exists() else sorted(stem.parent.glob(f"{stem.name}-*-of-*.safetensors"))
-        if not paths or (paths != [whole] and [p.name for p in paths] != [_place(stem, i, len(paths)).name for i in range(len(paths))]):
+        if not paths or paths != [_place(stem, i, len(paths)) for i in range(len(paths))]:
             raise UserError(f"{whole}: missing or not whole; delete {stem.parent} and run the same command again")
         self._files = [safe_open(str(path), "pt") for path in paths]
         self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 - not a dict
